@@ -1,0 +1,1 @@
+"""Pure mathematics on arrays: no models, no harness, no files, no logging."""

@@ -1,0 +1,373 @@
+"""Calibration errors and proper scores: do confidences mean what they say.
+
+Notation: n documents, L labels; `confidence` float [n] is the probability of the predicted label,
+`correct` [n] is 1 where that label is right; `probs` float [n, L] has rows that sum to 1, `target`
+is as in `classification` (label numbers [n], or booleans [n, L] of which `resolve_target` picks
+one per row).
+
+A calibration error groups documents of similar confidence into bins and compares, bin by bin, the
+share of right answers with the mean confidence: (sum_b n_b |acc_b - conf_b|^p / n)^(1/p).
+
+Bad values that a model can produce (NaN, a confidence outside [0, 1]) give NaN and one
+`UndefinedMetricWarning`. Bad values that only a caller can produce (shapes, lengths, options)
+raise ValueError.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .bootstrap import Counts, Statistic, UndefinedMetricError, mean_of, metric
+from .classification import (
+    Bools,
+    Floats,
+    Ints,
+    confidence_and_correct,
+    scores_and_target,
+    tie_starts,
+)
+from .errors import check_choice
+
+Ties = Literal["group", "split"]
+
+# Rounding of low-precision models, not mistakes: bf16 probabilities miss 1 by this much.
+ROUNDING = 0.01
+
+# Bin edges that are looked at in one go by the sweep: enough to hide numpy's overhead.
+EDGES_AT_ONCE = 1 << 18
+
+
+class SweepECE(NamedTuple):
+    """What `ece_sweep` returns.
+
+    Attributes:
+        value: the calibration error, 0..1.
+        n_bins: number of bins it was computed with (those that hold documents).
+    """
+
+    value: float
+    n_bins: int
+
+
+@metric(undefined=math.nan)
+def ece(
+    confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, norm: float = 1
+) -> Statistic[float]:
+    """Expected calibration error with equal-width bins, 0..1 (Naeini et al. 2015; Guo et al. 2017).
+
+    Bin i is [i/n_bins, (i+1)/n_bins); the last bin includes 1.
+
+    Args:
+        confidence: float [n], in [0, 1].
+        correct: 1 or True where the predicted label is right, else 0 or False [n].
+        n_bins: number of bins.
+        norm: the exponent p, 1 as published (2 is the root-mean-square form).
+
+    Raises:
+        ValueError: lengths differ, `correct` holds other values than 0 and 1, n_bins < 1, norm < 1.
+    """
+    _check_options(n_bins, norm)
+    conf, right = _confidence_and_correct(confidence, correct)
+    bins = np.searchsorted(np.arange(1, n_bins) / n_bins, conf, side="right")
+
+    def at(counts: Counts) -> float:
+        count = np.bincount(bins, counts, n_bins)
+        rights = np.bincount(bins, counts * right, n_bins)
+        conf_sum = np.bincount(bins, counts * conf, n_bins)
+        used = count > 0
+        return _error(count[used], rights[used], conf_sum[used], norm)
+
+    return Statistic(len(conf), at)
+
+
+@metric(undefined=math.nan)
+def ece_mass(
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    n_bins: int = 15,
+    norm: float = 1,
+    ties: Ties = "group",
+) -> Statistic[float]:
+    """Expected calibration error with equal-mass bins, 0..1 (Nguyen & O'Connor 2015).
+
+    The i-th document in order of confidence falls into bin floor(i/n * n_bins), so every bin
+    holds (nearly) the same number of documents. Bins that stay empty are left out.
+
+    Args:
+        confidence, correct, n_bins, norm: as `ece`.
+        ties: as `ece_sweep`.
+
+    Raises:
+        ValueError: as `ece`, and ties is neither "group" nor "split".
+    """
+    _check_options(n_bins, norm, ties)
+    conf, right = _confidence_and_correct(confidence, correct)
+    rank = _ranker(conf, right, ties)
+    return Statistic(len(conf), lambda counts: _binned_error(rank(counts), n_bins, norm).value)
+
+
+@metric(undefined=SweepECE(math.nan, 0))
+def ece_sweep(
+    confidence: ArrayLike, correct: ArrayLike, norm: float = 2, ties: Ties = "group"
+) -> Statistic[SweepECE]:
+    """Calibration error with as many equal-mass bins as keep accuracy monotone, 0..1.
+
+    The monotonic sweep of Roelofs et al. 2022 (arXiv 2012.08668, algorithm 1, as in
+    google-research/caltrain): with b = 2, 3, ... n-1 bins, take the last b before the accuracies
+    of the bins first fail to be non-decreasing. The i-th document in order of confidence falls
+    into bin min(b-1, floor((i/n)*b)), evaluated in floating point as published.
+
+    Args:
+        confidence: float [n], in [0, 1].
+        correct: 1 or True where the predicted label is right, else 0 or False [n].
+        norm: the exponent p, 2 as published.
+        ties: "group" keeps documents of equal confidence together: all of them go into the bin of
+            their middle position (the mean of their first and last i), so the order of the rows
+            never matters. "split" is as published: ties are parted in the order of the rows. The
+            two agree if no two confidences are equal.
+
+    Returns:
+        `SweepECE`; value NaN and n_bins 0, with a warning, if it cannot be computed.
+
+    Raises:
+        ValueError: lengths differ, `correct` holds other values than 0 and 1, norm < 1, ties is
+            neither "group" nor "split".
+    """
+    _check_options(norm=norm, ties=ties)
+    conf, right = _confidence_and_correct(confidence, correct)
+    rank = _ranker(conf, right, ties)
+
+    def at(counts: Counts) -> SweepECE:
+        ranked = rank(counts)
+        return _binned_error(ranked, _last_monotone(ranked), norm)
+
+    return Statistic(len(conf), at)
+
+
+@metric(undefined=math.nan)
+def mean_confidence(confidence: ArrayLike) -> Statistic[float]:
+    """Mean probability of the predicted label, 0..1; above the accuracy: overconfident.
+
+    Args:
+        confidence: float [n], in [0, 1].
+
+    Raises:
+        ValueError: `confidence` is not one number per document.
+    """
+    conf, _ = _confidence_and_correct(confidence, np.zeros(np.shape(confidence)))
+    return mean_of(conf)
+
+
+@metric(undefined=math.nan)
+def brier(probs: ArrayLike, target: ArrayLike) -> Statistic[float]:
+    """Brier score (Brier 1950): mean over documents of sum_l (p_l - [l is the target])^2, 0..2.
+
+    Args:
+        probs: float [n, L], rows sum to 1.
+        target: label numbers [n], or booleans [n, L] (see `classification.resolve_target`).
+
+    Raises:
+        ValueError: shapes or lengths do not fit, label numbers outside 0..L-1.
+    """
+    distribution, labels = _probs_and_target(probs, target)
+    of_target = distribution[np.arange(len(labels)), labels]
+    return mean_of((distribution**2).sum(axis=1) - 2 * of_target + 1)
+
+
+@metric(undefined=math.nan)
+def nll(probs: ArrayLike, target: ArrayLike) -> Statistic[float]:
+    """Negative log-likelihood: mean over documents of -ln p_target, in nats, 0..infinity.
+
+    Nothing is clipped: a target with probability 0 makes the score infinite.
+
+    Args:
+        probs: float [n, L], rows sum to 1.
+        target: label numbers [n], or booleans [n, L] (see `classification.resolve_target`).
+
+    Raises:
+        ValueError: as `brier`.
+    """
+    distribution, labels = _probs_and_target(probs, target)
+    of_target = np.clip(distribution[np.arange(len(labels)), labels], 0, None)
+    impossible = of_target == 0
+    loss = mean_of(-np.log(np.where(impossible, 1, of_target)))
+    return Statistic(
+        loss.n, lambda counts: math.inf if counts[impossible].any() else loss.at(counts)
+    )
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """Groups of documents in ascending order of confidence; no group is empty.
+
+    A group is all documents of one confidence, or a single document if ties are split.
+    """
+
+    confidence: Floats
+    count: Ints
+    right: Ints
+
+    @cached_property
+    def n(self) -> int:
+        return int(self.count.sum())
+
+    @cached_property
+    def count_before(self) -> Ints:
+        return np.append(0, np.cumsum(self.count))
+
+    @cached_property
+    def right_before(self) -> Ints:
+        return np.append(0, np.cumsum(self.right))
+
+    @cached_property
+    def twice_middle(self) -> Ints:
+        """First plus last position of each group: integers, where the middle can be a half."""
+        return self.count_before[:-1] + self.count_before[1:] - 1
+
+    def bin_of(self, group: int | Ints, b: int | Ints) -> Ints:
+        """The bin of a group among b equal-mass bins: the published floating-point expression."""
+        position = self.twice_middle[group] / 2
+        bins: Ints = np.minimum(b - 1, np.floor((position / self.n) * b).astype(np.int64))
+        return bins
+
+    def first_of(self, k: Ints, b: int | Ints) -> Ints:
+        """The first group that falls into bin k or a later one, among b bins.
+
+        Exact arithmetic finds it in O(log n). Rounding can only push a position that lies exactly
+        on the edge below it (if n < 3e7), hence the one look at the published expression.
+        """
+        group: Ints = np.searchsorted(self.twice_middle, -(-2 * k * self.n // b))
+        inside = np.minimum(group, len(self.count) - 1)
+        rounded_down = (self.bin_of(inside, b) < k) & (group == inside)
+        group += rounded_down
+        return group
+
+
+def _ranker(conf: Floats, right: Bools, ties: Ties) -> Callable[[Counts], _Ranked]:
+    """Sort once; afterwards each vector of counts gives its `_Ranked` in O(n)."""
+    order = np.argsort(conf, kind="stable")
+    ranked_conf, ranked_right = conf[order], right[order].astype(np.int64)
+    starts = tie_starts(ranked_conf)
+
+    def grouped(counts: Counts) -> _Ranked:
+        drawn = counts[order]
+        count = np.add.reduceat(drawn, starts)
+        rights = np.add.reduceat(drawn * ranked_right, starts)
+        used = np.flatnonzero(count)
+        return _Ranked(ranked_conf[starts][used], count[used], rights[used])
+
+    def split(counts: Counts) -> _Ranked:
+        drawn = np.repeat(np.arange(len(order)), counts[order])
+        return _Ranked(ranked_conf[drawn], np.ones_like(drawn), ranked_right[drawn])
+
+    return grouped if ties == "group" else split
+
+
+def _binned_error(ranked: _Ranked, b: int, norm: float) -> SweepECE:
+    starts = ranked.first_of(np.arange(b), b)
+    starts = np.unique(starts[starts < len(ranked.count)])
+    count, right, conf_sum = (
+        np.add.reduceat(values, starts)
+        for values in (ranked.count, ranked.right, ranked.confidence * ranked.count)
+    )
+    return SweepECE(_error(count, right, conf_sum, norm), len(starts))
+
+
+def _last_monotone(ranked: _Ranked) -> int:
+    """The last b in 1..n-1 before the accuracies of b bins first decrease."""
+    most = max(1, ranked.n - 1)
+    accuracy = ranked.right / ranked.count
+    if (accuracy[1:] >= accuracy[:-1]).all():
+        return most  # merging neighbours keeps the order, so no number of bins can fail
+    b = 2
+    while b <= most:
+        tried, failing = _first_failing(ranked, np.arange(b, min(max(2 * b, 16), most + 1)))
+        if failing is not None:
+            return failing - 1
+        b += tried
+    return most
+
+
+def _first_failing(ranked: _Ranked, candidates: Ints) -> tuple[int, int | None]:
+    """How many of the candidate numbers of bins were tried, and which one failed first."""
+    tried, b, edge = _edges(ranked, candidates)
+    count = np.diff(ranked.count_before[edge])
+    right = np.diff(ranked.right_before[edge])
+    used = (count > 0) & (b[1:] == b[:-1])
+    b, accuracy = b[1:][used], right[used] / count[used]
+    decreases = (accuracy[1:] < accuracy[:-1]) & (b[1:] == b[:-1])
+    return tried, int(b[np.argmax(decreases)]) if decreases.any() else None
+
+
+def _edges(ranked: _Ranked, candidates: Ints) -> tuple[int, Ints, Ints]:
+    """The bin edges that decide about the first few candidates, one after the other.
+
+    Bins before the first right answer have accuracy 0, bins after the last wrong one have 1, so
+    only those between can be out of order. Where there are more of them than groups, most are
+    empty, and the bins of the groups are listed instead: a repeated edge is an empty bin.
+
+    Returns:
+        How many candidates are covered; for each edge the number of bins b it belongs to; and the
+        group that begins there. The last edge of each b ends its last bin.
+    """
+    first = int(np.flatnonzero(ranked.right)[0])
+    last = int(np.flatnonzero(ranked.right < ranked.count)[-1])
+    low, high = ranked.bin_of(first, candidates), ranked.bin_of(last, candidates)
+    by_group = last - first < high[0] - low[0]
+    bins = np.full_like(low, last - first + 1) if by_group else high - low + 1
+
+    edges = bins + 1
+    tried = max(1, int(np.searchsorted(np.cumsum(edges), EDGES_AT_ONCE, side="right")))
+    edges = edges[:tried]
+    b = np.repeat(candidates[:tried], edges)
+    step = np.arange(len(b)) - np.repeat(np.cumsum(edges) - edges, edges)
+    if by_group:
+        past_last = step > last - first
+        k = ranked.bin_of(np.minimum(first + step, last), b) + past_last
+    else:
+        k = np.repeat(low[:tried], edges) + step
+    return tried, b, ranked.first_of(k, b)
+
+
+def _error(count: ArrayLike, right: ArrayLike, conf_sum: ArrayLike, norm: float) -> float:
+    """(sum_b n_b |acc_b - conf_b|^p / n)^(1/p), from the totals of bins that are not empty."""
+    size = np.asarray(count)
+    gap = np.abs(np.subtract(right, conf_sum)) / size
+    return float((size @ gap**norm / size.sum()) ** (1 / norm))
+
+
+def _confidence_and_correct(confidence: ArrayLike, correct: ArrayLike) -> tuple[Floats, Bools]:
+    conf, right = confidence_and_correct(confidence, correct)
+    outside = conf[(conf < -ROUNDING) | (conf > 1 + ROUNDING)]
+    if outside.size:
+        raise UndefinedMetricError(
+            f"{outside.size} of {conf.size} confidences lie outside [0, 1], such as {outside[0]:g}"
+        )
+    return conf, right
+
+
+def _probs_and_target(probs: ArrayLike, target: ArrayLike) -> tuple[Floats, Ints]:
+    distribution, labels = scores_and_target(probs, target)
+    total = distribution.sum(axis=1)
+    odd = (distribution < -ROUNDING).any(axis=1) | ~(np.abs(total - 1) <= ROUNDING)
+    if odd.any():
+        raise UndefinedMetricError(
+            f"{odd.sum()} of {len(odd)} rows of probs are no probability distribution "
+            f"(row {np.argmax(odd)} sums to {total[np.argmax(odd)]:g})"
+        )
+    return distribution, labels
+
+
+def _check_options(n_bins: int = 1, norm: float = 1, ties: str = "group") -> None:
+    if not isinstance(n_bins, (int, np.integer)) or n_bins < 1:
+        raise ValueError(f"n_bins={n_bins!r} is not allowed; it must be an integer >= 1")
+    if not isinstance(norm, (int, float)) or not 1 <= norm < math.inf:
+        raise ValueError(f"norm={norm!r} is not allowed; it must be a finite number >= 1")
+    check_choice("ties", ties, get_args(Ties))

@@ -1,0 +1,25 @@
+"""One sentence for a bad argument: its name, what was given, what is allowed, the nearest."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+
+def check_choice(name: str, given: object, allowed: Sequence[str]) -> str:
+    """Return ``given`` if it is one of ``allowed``.
+
+    Raises:
+        ValueError: one sentence with the argument, the value, what is allowed and the nearest.
+
+    >>> check_choice("split", "test", ("test", "train"))
+    'test'
+    >>> check_choice("split", "tset", ("test", "train"))
+    Traceback (most recent call last):
+    ValueError: split='tset' is not known: use one of test, train (did you mean 'test'?).
+    """
+    if isinstance(given, str) and given in allowed:
+        return given
+    near = difflib.get_close_matches(str(given).strip().lower(), allowed, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(f"{name}={given!r} is not known: use one of {', '.join(allowed)}{hint}.")

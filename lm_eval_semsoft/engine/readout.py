@@ -1,0 +1,219 @@
+"""The readout: everything one forward pass tells at an answer position.
+
+Scores, measures and pictures are pure functions of readouts, so scoring is never a reason to run
+a model twice.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+NUCLEUS_LEVELS = (0.5, 0.75, 0.9, 0.95)
+DEFAULT_TOP_K = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Readout:
+    """One answer position. Log-probabilities and entropies in nats, over the full vocabulary.
+
+    Attributes:
+        topk_ids: [K] int32, the most probable next tokens, most probable first.
+        topk_logprobs: [K] float32.
+        label_logprobs: [L] float32, exact log-probability of each whole label.
+        label_greedy: [L] bool, is every token of the label the most probable one?
+        label_first: [L] int32, first token of each label.
+        entropy: entropy of the full next-token distribution.
+        nucleus_sizes: [4] int32, tokens in the smallest set that reaches `NUCLEUS_LEVELS`.
+        nucleus_entropies: [4] float32, entropy of each nucleus, renormalised.
+    """
+
+    topk_ids: NDArray[np.int32]
+    topk_logprobs: NDArray[np.float32]
+    label_logprobs: NDArray[np.float32]
+    label_greedy: NDArray[np.bool_]
+    label_first: NDArray[np.int32]
+    entropy: float
+    nucleus_sizes: NDArray[np.int32]
+    nucleus_entropies: NDArray[np.float32]
+
+    @property
+    def argmax(self) -> int:
+        """The most probable next token."""
+        return int(self.topk_ids[0])
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dictionary; `from_json` gives back equal arrays."""
+        return {f.name: _pack(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Readout:
+        return cls(**{name: _unpack(value) for name, value in record.items()})
+
+
+def _pack(value: float | NDArray[Any]) -> float | list[str]:
+    if isinstance(value, np.ndarray):
+        return [value.dtype.str, base64.b64encode(value.tobytes()).decode("ascii")]
+    return value
+
+
+def _unpack(value: float | list[str]) -> float | NDArray[Any]:
+    if isinstance(value, list):
+        return np.frombuffer(base64.b64decode(value[1]), dtype=np.dtype(value[0]))
+    return value
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Which log-probabilities make up which label, flat over a batch.
+
+    Attributes:
+        position: [R] row of the logits.
+        token: [R] token read there.
+        label: [R] the label it belongs to, counted through the whole batch.
+        n_labels: [B] labels of each document.
+        roots: [B] row of each document's answer position.
+    """
+
+    position: Sequence[int]
+    token: Sequence[int]
+    label: Sequence[int]
+    n_labels: Sequence[int]
+    roots: Sequence[int]
+
+
+class NotFinite(ValueError):
+    """A document's logits are NaN or infinite; `.row` is its place in the batch."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"The logits of row {row} are not finite.")
+        self.row = row
+
+
+def read_batch(logits: torch.Tensor, reads: Reads, top_k: int) -> list[Readout]:
+    """Turn the logits [n, V] of a batch's answer positions into one readout per document.
+
+    Raises:
+        NotFinite: some logits are NaN, or none is above -inf.
+    """
+    # The same function as the harness's `hf`, so that the same logits give the same numbers.
+    logprobs = logits.log_softmax(-1, dtype=torch.float32)
+    top_logprobs, top_ids = top_k_of(logprobs, min(top_k, logprobs.shape[1]))
+    _check_finite(top_logprobs[:, 0], reads)
+    labels, greedy = _labels(logprobs, top_ids[:, 0], reads)
+    roots = torch.tensor(reads.roots, device=logits.device)
+    entropy = _entropy(logprobs if len(roots) == len(logprobs) else logprobs[roots])
+    top_logprobs, top_ids = top_logprobs[roots], top_ids[roots]
+    sizes, entropies = _nuclei(logprobs, roots, top_logprobs)
+    first = _first_tokens(reads)
+    columns = [top_ids.int(), top_logprobs, entropy, sizes, entropies]
+    ids, logprobs_, entropy_, sizes_, entropies_ = (c.cpu().numpy() for c in columns)
+    out, start = [], 0
+    for row, n in enumerate(reads.n_labels):
+        own = slice(start, start + n)
+        start += n
+        out.append(
+            Readout(
+                topk_ids=ids[row],
+                topk_logprobs=logprobs_[row],
+                label_logprobs=labels[own],
+                label_greedy=greedy[own],
+                label_first=first[own],
+                entropy=float(entropy_[row]),
+                nucleus_sizes=sizes_[row],
+                nucleus_entropies=entropies_[row],
+            )
+        )
+    return out
+
+
+def top_k_of(logits: torch.Tensor, k: int, block: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    """`logits.topk(k)` over the last axis of [n, V], several times faster for a large V.
+
+    The k largest values lie in the k blocks with the largest maxima (ties aside, which topk
+    breaks arbitrarily too), so only those blocks are searched.
+    """
+    n, v = logits.shape
+    if v < 4 * k * block:
+        values, ids = logits.topk(k, dim=-1)
+        return values, ids
+    whole = v - v % block
+    blocks = logits[:, :whole].reshape(n, -1, block)
+    chosen = blocks.amax(-1).topk(k, dim=-1).indices
+    ids = (chosen[..., None] * block + torch.arange(block, device=logits.device)).flatten(1)
+    tail = torch.arange(whole, v, device=logits.device).expand(n, -1)
+    ids = torch.cat([ids, tail], dim=1)
+    values, places = logits.gather(1, ids).topk(k, dim=-1)
+    return values, ids.gather(1, places)
+
+
+def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
+    # 0 * -inf is NaN: a token that is ruled out adds nothing to the entropy.
+    return -torch.einsum("nv,nv->n", logprobs.exp(), logprobs.clamp_min(-1e4))
+
+
+def _check_finite(peak: torch.Tensor, reads: Reads) -> None:
+    bad = (~torch.isfinite(peak)).nonzero().flatten()
+    if len(bad):
+        first = int(bad[0])
+        raise NotFinite(max(b for b, root in enumerate(reads.roots) if root <= first))
+
+
+def _labels(
+    logprobs: torch.Tensor, argmax: torch.Tensor, reads: Reads
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    position = torch.tensor(reads.position, device=logprobs.device)
+    token = torch.tensor(reads.token, device=logprobs.device)
+    read = logprobs[position, token].double().cpu().numpy()
+    hit = (argmax[position] == token).cpu().numpy()
+    total = np.zeros(sum(reads.n_labels))
+    misses = np.zeros(sum(reads.n_labels), dtype=np.int64)
+    np.add.at(total, reads.label, read)
+    np.add.at(misses, reads.label, ~hit)
+    return total.astype(np.float32), misses == 0
+
+
+def _first_tokens(reads: Reads) -> NDArray[np.int32]:
+    first = np.zeros(sum(reads.n_labels), dtype=np.int32)
+    # A label's first read comes first, so filling in reverse order leaves it standing.
+    first[list(reversed(reads.label))] = list(reversed(reads.token))
+    return first
+
+
+def _nuclei(
+    logprobs: torch.Tensor, roots: torch.Tensor, top_logprobs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sizes and entropies at every level: [B, 4] each.
+
+    Most distributions keep 95 % of their mass in the stored tokens. Of the others, all but the
+    tokens that hold less than 1 % together are sorted.
+    """
+    sizes, entropies = _nuclei_of_sorted(top_logprobs)
+    flat = (top_logprobs.exp().sum(-1) < NUCLEUS_LEVELS[-1] + 1e-4).nonzero().flatten()
+    for row in flat.tolist():
+        whole = logprobs[roots[row]]
+        heavy = whole[whole > math.log(0.01 / len(whole))].sort(descending=True).values
+        sizes[row], entropies[row] = (x[0] for x in _nuclei_of_sorted(heavy[None]))
+    return sizes, entropies
+
+
+def _nuclei_of_sorted(logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    p = logprobs.exp()
+    before = p.cumsum(-1) - p
+    information = (-p * logprobs.clamp_min(-1e4)).cumsum(-1)
+    mass = before + p
+    sizes, entropies = [], []
+    for level in NUCLEUS_LEVELS:
+        n = (before < level).sum(-1)
+        inside, bits = (x.gather(1, n[:, None] - 1)[:, 0] for x in (mass, information))
+        sizes.append(n)
+        # H of p / m is (sum -p ln p) / m + ln m; rounding may leave -0.0 for one token.
+        entropies.append((bits / inside + inside.log()).clamp_min(0.0))
+    return torch.stack(sizes, -1).int(), torch.stack(entropies, -1)

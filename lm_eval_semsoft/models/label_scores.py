@@ -1,0 +1,235 @@
+"""From readouts to what the harness gets: `LabelScore`, and the kernels behind it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lm_eval_semsoft.core.semantic_softmax import (
+    Kernel,
+    LabelSet,
+    Scoring,
+    build_kernel,
+    fit_space,
+    label_cosines,
+    neighbour_votes,
+    semantic_log_scores,
+)
+from lm_eval_semsoft.engine.labels import Encode, label_set, why_no_kernel
+from lm_eval_semsoft.engine.readout import Readout
+
+from .pairs import Document
+
+logger = logging.getLogger(__name__)
+
+KERNELS = ("auto", "cosine", "identity")
+
+
+class LabelScore(tuple):  # type: ignore[type-arg]
+    """`(log S, is_greedy)` to the harness, and more to those who know.
+
+    Attributes:
+        constrained: exact log P(label | prompt), whatever the scoring.
+        readout: the document's readout, on its first label only; None elsewhere.
+    """
+
+    constrained: float
+    readout: Readout | None
+
+    def __new__(
+        cls,
+        log_score: float,
+        is_greedy: bool,
+        constrained: float,
+        readout: Readout | None = None,
+    ) -> LabelScore:
+        self = super().__new__(cls, (log_score, is_greedy))
+        self.constrained = constrained
+        self.readout = readout
+        return self
+
+    def __getnewargs__(self) -> tuple[float, bool, float, Readout | None]:
+        return (self[0], self[1], self.constrained, self.readout)
+
+
+def dump_response(value: object) -> str:
+    """A cached response as JSON: what comes back from disk is data, never a pickle."""
+    if isinstance(value, LabelScore):
+        readout = value.readout.to_json() if value.readout else None
+        return json.dumps({"label_score": [value[0], value[1], value.constrained, readout]})
+    return json.dumps({"tuple" if isinstance(value, tuple) else "value": value})
+
+
+def load_response(text: str) -> Any:
+    record = json.loads(text)
+    if "label_score" in record:
+        log_score, greedy, constrained, readout = record["label_score"]
+        own = Readout.from_json(readout) if readout else None
+        return LabelScore(log_score, greedy, constrained, own)
+    return tuple(record["tuple"]) if "tuple" in record else record["value"]
+
+
+@dataclass
+class TaskLabels:
+    """The labels of a task, as far as they are known: continuation -> its tokens.
+
+    Attributes:
+        tokens: every continuation seen.
+        fixed: do all documents have the same labels?
+    """
+
+    tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    fixed: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "fixed": self.fixed}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> TaskLabels:
+        return cls({k: tuple(v) for k, v in record["tokens"].items()}, record["fixed"])
+
+    def add(self, document: Document, tokens: Mapping[str, tuple[int, ...]]) -> None:
+        """Note a document's labels.
+
+        A label set is fixed as long as no document brings a label that another one lacks, and
+        none has its labels written into it (as questions with options do).
+        """
+        known = len(self.tokens)
+        self.fixed = self.fixed and not _labels_are_in(document)
+        for continuation, own in tokens.items():
+            self.tokens.setdefault(continuation, own)
+        if known and len(self.tokens) > max(known, len(tokens)):
+            self.fixed = False
+
+
+def _labels_are_in(document: Document) -> bool:
+    """Is every label a whole field, or a whole list element, of the task's document?"""
+    found: set[str] = set()
+
+    def collect(value: object) -> None:
+        if isinstance(value, str):
+            found.add(value.strip())
+        elif isinstance(value, Mapping):
+            for item in value.values():
+                collect(item)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                collect(item)
+
+    collect(document.doc)
+    return all(c.strip() in found for c in document.continuations)
+
+
+class Scorer:
+    """Turns readouts into log S, with one kernel per label set.
+
+    Args:
+        scoring: what to compute.
+        embeddings: gives the output embeddings [V, d] when a kernel is first needed.
+        encode: text -> tokens without special tokens.
+        kernel: `auto` decides per task, `cosine` and `identity` force one.
+    """
+
+    def __init__(
+        self,
+        scoring: Scoring,
+        embeddings: Callable[[], torch.Tensor],
+        encode: Encode,
+        kernel: str = "auto",
+    ) -> None:
+        self.scoring = scoring
+        self._embeddings = embeddings
+        self._encode = encode
+        self._kernel = kernel
+        self._kernels: dict[tuple[str, ...], dict[tuple[tuple[int, ...], ...], Kernel]] = {}
+        self._space: Any = None
+        self._said: set[str] = set()
+
+    def kernel_for(
+        self, task: str | None, known: TaskLabels, own: Mapping[str, tuple[int, ...]]
+    ) -> tuple[Kernel, list[str]] | None:
+        """The kernel of a document and the order of its columns; None = identity kernel.
+
+        Args:
+            task: for messages.
+            known: all labels of the task.
+            own: this document's continuations and their tokens in its context.
+
+        Raises:
+            ValueError: labels that are empty or the same to the model.
+        """
+        if self.scoring.scoring == "constrained" or self._kernel == "identity":
+            return None
+        if not self._wants_cosine(task, known):
+            return None
+        columns = list(known.tokens)
+        spelled = tuple(own.get(c, known.tokens[c]) for c in columns)
+        built = self._kernels.setdefault(tuple(columns), {})
+        if spelled not in built:
+            built[spelled] = self._build(task, columns, spelled)
+        return built[spelled], columns
+
+    def _wants_cosine(self, task: str | None, known: TaskLabels) -> bool:
+        reason = why_no_kernel(list(known.tokens))
+        if not known.fixed:
+            reason = "other choices in every document"
+        if self._kernel == "cosine":
+            if reason:
+                self._say_once(
+                    f"{task}: kernel=cosine is forced on {reason}: cosines measure relatedness, "
+                    "not equivalence, so these votes mean little.",
+                    logging.WARNING,
+                )
+            return True
+        if reason:
+            self._say_once(f"{task}: identity kernel (constrained scoring): {reason}.")
+        return reason is None
+
+    def _say_once(self, message: str, level: int = logging.INFO) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            logger.log(level, message)
+
+    def _build(
+        self, task: str | None, columns: Sequence[str], spelled: tuple[tuple[int, ...], ...]
+    ) -> Kernel:
+        labels = label_set([c.strip() for c in columns], spelled, self._encode)
+        embeddings = self._embeddings()
+        if self._space is None:
+            self._space = fit_space(embeddings, self.scoring.space)
+        cosines = label_cosines(embeddings, self._space, labels, self.scoring.anchors)
+        kernel = build_kernel(cosines, labels, self.scoring)
+        self._say_once(_describe(task, labels, kernel))
+        return kernel
+
+    def log_scores(
+        self, readout: Readout, labels: Sequence[str], kernel: tuple[Kernel, list[str]] | None
+    ) -> NDArray[np.float64]:
+        """log S of the labels of one readout: [L]."""
+        if kernel is None:
+            return readout.label_logprobs.astype(np.float64)
+        weights, columns = kernel
+        votes = neighbour_votes(
+            readout.topk_ids, readout.topk_logprobs, weights, self.scoring.top_k
+        )
+        if list(labels) != columns:
+            place = {c: i for i, c in enumerate(columns)}
+            votes = votes[[place[label] for label in labels]]
+        return semantic_log_scores(readout.label_logprobs, votes, self.scoring)
+
+
+def _describe(task: str | None, labels: LabelSet, kernel: Kernel) -> str:
+    counts = kernel.neighbours
+    lonely = int((counts == 0).sum())
+    return (
+        f"{task}: {len(labels.labels)} labels, {int(np.median(counts))} neighbours each "
+        f"(median; {counts.min()} to {counts.max()}"
+        + (f"; {lonely} without any)" if lonely else ")")
+    )

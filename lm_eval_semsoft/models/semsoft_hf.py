@@ -1,0 +1,335 @@
+"""`--model semsoft-hf`: the harness's `hf` model, with Semantic Softmax for label scores.
+
+Everything that `hf` takes and does stays; only `loglikelihood` is another: documents are read once
+each, shared prefixes once per run, and every label score comes out of the readouts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CacheHook
+from lm_eval.models.huggingface import HFLM
+from tqdm import tqdm
+
+import lm_eval_semsoft
+from lm_eval_semsoft.core.errors import check_choice
+from lm_eval_semsoft.core.semantic_softmax import (
+    SWITCH,
+    Scoring,
+    resolve_scoring,
+)
+from lm_eval_semsoft.engine.embeddings import output_embeddings
+from lm_eval_semsoft.engine.fingerprint import combine, model_fingerprint
+from lm_eval_semsoft.engine.forward import Engine, NaNLogits
+from lm_eval_semsoft.engine.plan import Prompt, Tokens
+from lm_eval_semsoft.engine.readout import DEFAULT_TOP_K
+from lm_eval_semsoft.logs import join_harness_log
+
+from . import demo
+from .label_scores import KERNELS, LabelScore, Scorer, TaskLabels, dump_response, load_response
+from .pairs import Document, PairEncoder, documents_of
+from .work import Part, Work
+
+logger = logging.getLogger(__name__)
+join_harness_log()
+
+
+class SemsoftHF(HFLM):
+    """A Hugging Face causal model whose label scores are Semantic Softmax.
+
+    Args:
+        pretrained: as for `hf` (hub id, path, or a loaded model), `demo:<name>`, or None for the
+            installed demo model.
+        scoring: `semantic` or `constrained`.
+        space, tau, top_k, anchors, rival_votes: see `core.semantic_softmax.Scoring`; None keeps
+            the preset's value.
+        preset: `default`, or `paper` for the published formula.
+        prefix_sharing: `on`, or `off` to run every prompt whole (same numbers).
+        kernel: `auto` (cosine where labels are words, identity elsewhere), `cosine`, `identity`.
+        **kwargs: everything else that `hf` takes.
+
+    Raises:
+        ValueError: an unknown or impossible argument, or a model without output embeddings.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any = None,
+        scoring: str | None = None,
+        space: str | None = None,
+        tau: float | str | None = None,
+        top_k: int | None = None,
+        anchors: str | None = None,
+        rival_votes: str | bool | None = None,
+        preset: str | None = None,
+        prefix_sharing: str | bool = "on",
+        kernel: str = "auto",
+        **kwargs: Any,
+    ) -> None:
+        self.scoring = resolve_scoring(
+            preset,
+            scoring=scoring,
+            space=space,
+            tau=tau,
+            top_k=top_k,
+            anchors=anchors,
+            rival_votes=_on_off(rival_votes),
+        )
+        self.preset = preset or "default"
+        self.kernel = kernel
+        self.prefix_sharing = _on_off(prefix_sharing)
+        check_choice("kernel", kernel, KERNELS)
+        check_choice("prefix_sharing", self.prefix_sharing, SWITCH)
+        kwargs["device"] = kwargs.get("device") or _best_device()
+        if pretrained is None or str(pretrained).startswith("demo:"):
+            pretrained = demo.resolve(pretrained)
+            if kwargs.get("dtype", "auto") == "auto":
+                kwargs["dtype"] = demo.recommended_dtype(kwargs["device"])
+        super().__init__(pretrained, **kwargs)
+        if self.backend != "causal":
+            raise ValueError(
+                f"{pretrained!r} is an encoder-decoder model: semsoft-hf reads the next token of a "
+                "decoder-only model; use --model hf for this one."
+            )
+        self._join_other_processes()
+        self.engine = Engine(self.model, prefix_sharing=self.prefix_sharing == "on")
+        self.scorer = Scorer(
+            self.scoring, lambda: output_embeddings(self.model), self._encode_label, kernel
+        )
+        self.fingerprint = combine({**self._settings(), "weights": model_fingerprint(self.model)})
+        self._task_labels: dict[str | None, TaskLabels] = {}
+        self._introduced = False
+
+    def _join_other_processes(self) -> None:
+        """`accelerate launch` without a GPU: stock `hf` leaves every process rank 0 of 1."""
+        accelerator = getattr(self, "accelerator", None)
+        if accelerator is not None and self._world_size == 1:
+            self._rank = accelerator.process_index
+            self._world_size = accelerator.num_processes
+
+    def _encode_label(self, text: str) -> list[int]:
+        return list(self.tok_encode(text, add_special_tokens=False))
+
+    # -- what the results say about this run ---------------------------------------------------
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            **vars(self.scoring),
+            "kernel": self.kernel,
+            "dtype": str(self.model.dtype),
+            "chat_template": self.tokenizer.chat_template,
+            "version": lm_eval_semsoft.__version__,
+        }
+
+    def get_model_info(self) -> dict[str, Any]:
+        """The harness's model information and, under `semsoft`, what the scores depend on."""
+        own = {k: v for k, v in self._settings().items() if k not in ("chat_template", "dtype")}
+        own |= {
+            "preset": self.preset,
+            "prefix_sharing": self.prefix_sharing,
+            "fingerprint": self.fingerprint,
+        }
+        return {**super().get_model_info(), "semsoft": own}
+
+    def _introduce(self, documents: Sequence[Document]) -> None:
+        if self._introduced or self.rank != 0:
+            return
+        self._introduced = True
+        s = self.scoring
+        how = "" if s.scoring == "constrained" else f", space {s.space}, tau {s.tau}, K {s.top_k}"
+        name = getattr(self.pretrained, "name_or_path", self.pretrained)
+        data = {f"{d.task} ({d.doc.get('source', 'as the task says')})" for d in documents
+                if isinstance(d.doc, dict)}  # fmt: skip
+        logger.info(
+            "semsoft-hf: model %s (%s), scoring %s%s; data: %s",
+            name,
+            str(self.model.dtype).removeprefix("torch."),
+            s.scoring,
+            how,
+            ", ".join(sorted(data)) or "none",
+        )
+
+    # -- caching -------------------------------------------------------------------------------
+
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Keep our answers in a namespace of their own in `--use_cache`, as JSON.
+
+        The harness keys answers by the request alone, which would serve another model's, or
+        another tau's, scores.
+        """
+        super().set_cache_hook(cache_hook)
+        if cache_hook.dbdict is not None:
+            cache_hook.dbdict.encode_key = lambda key: f"semsoft:{self.fingerprint}:{key}"
+            cache_hook.dbdict.encode = dump_response
+            cache_hook.dbdict.decode = load_response
+
+    def _labels_of(self, task: str | None) -> TaskLabels:
+        """A task's labels; after a restart the cache knows those of documents already done."""
+        if task not in self._task_labels:
+            stored = self.cache_hook.dbdict
+            key = f"labels:{task}"
+            known = TaskLabels()
+            if stored is not None and key in stored:
+                known = TaskLabels.from_json(stored[key])
+            self._task_labels[task] = known
+        return self._task_labels[task]
+
+    def _keep_labels(self) -> None:
+        if self.cache_hook.dbdict is not None:
+            for task, known in self._task_labels.items():
+                self.cache_hook.dbdict[f"labels:{task}"] = known.to_json()
+
+    # -- scoring -------------------------------------------------------------------------------
+
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """(log S, is_greedy) of every request; see `LabelScore`.
+
+        Raises:
+            ValueError: bad labels, or logits that are not finite, naming the document.
+        """
+        if self.enable_thinking:
+            return list(super().loglikelihood(requests, disable_tqdm))  # raises the right error
+        documents = documents_of(requests)
+        self._introduce(documents)
+        tokens = self._tokenize(documents)
+        for document, own in zip(documents, tokens, strict=True):
+            plain = {c: continuation for c, (_, continuation) in own.items()}
+            self._labels_of(document.task).add(document, plain)
+            self._check_distinct(document)
+        self._keep_labels()
+        work = Work(
+            documents, [self._cut(d, own) for d, own in zip(documents, tokens, strict=True)]
+        )
+        results: list[Any] = [None] * len(requests)
+        for document, scores in self._scored(work, disable_tqdm):
+            for continuation, score in scores.items():
+                for place in document.places[continuation]:
+                    results[place] = score
+                self.cache_hook.add_partial(
+                    "loglikelihood", (document.context, continuation), score
+                )
+        return results
+
+    def _tokenize(self, documents: Sequence[Document]) -> list[dict[str, tuple[Tokens, Tokens]]]:
+        encode = PairEncoder(self)
+        out = []
+        for document in documents:
+            pairs = encode(document.context, document.continuations)
+            for continuation, (context, own) in zip(document.continuations, pairs, strict=True):
+                if not own:
+                    raise ValueError(
+                        f"Label {continuation!r} of {document} encodes to no tokens: every label "
+                        "needs at least one."
+                    )
+                if not context:
+                    raise ValueError(f"The prompt of {document} encodes to no tokens.")
+                if len(own) > self.max_length:
+                    raise ValueError(
+                        f"Label {continuation[:40]!r} of {document} has {len(own)} tokens, more "
+                        f"than the model's context of {self.max_length}."
+                    )
+            out.append(dict(zip(document.continuations, pairs, strict=True)))
+        return out
+
+    def _check_distinct(self, document: Document) -> None:
+        """A label asked twice under different choice numbers is a mistake in a fixed label set.
+
+        Questions with options of their own may well repeat one; they are scored as they are.
+        """
+        known = self._labels_of(document.task)
+        if not known.fixed or self.scoring.scoring == "constrained":
+            return
+        for continuation, indices in document.indices.items():
+            if len(indices) > 1:
+                raise ValueError(
+                    f"Label {continuation.strip()!r} stands {len(indices)} times in the label set "
+                    f"of task {document.task}: labels must differ."
+                )
+
+    def _cut(self, document: Document, own: dict[str, tuple[Tokens, Tokens]]) -> list[Part]:
+        """A document's prompts: one, or one per label length where the context must be cut.
+
+        The harness cuts from the left to what leaves room for the label, and so do we.
+        """
+        parts: dict[Tokens, list[str]] = {}
+        for continuation, (context, label) in own.items():
+            room = self.max_length + 1 - len(label)
+            parts.setdefault(context[-room:], []).append(continuation)
+        return [
+            Part(Prompt(context, tuple(own[c][1] for c in labels)), tuple(labels))
+            for context, labels in parts.items()
+        ]
+
+    def _scored(
+        self, work: Work, disable_tqdm: bool
+    ) -> Iterator[tuple[Document, dict[str, LabelScore]]]:
+        """Documents and their scores, each as soon as its last prompt has been read."""
+        self._warn_of_cuts(work)
+        quiet = disable_tqdm or self.rank != 0
+        with tqdm(total=len(work.prompts), unit="doc", desc="Scoring", disable=quiet) as bar:
+            readouts = self.engine.read(
+                work.prompts,
+                None if self.batch_size == "auto" else int(self.batch_size),
+                max(DEFAULT_TOP_K, self.scoring.top_k),
+                progress=bar.update,
+            )
+            try:
+                for index, readout in readouts:
+                    for done in work.deliver(index, readout):
+                        yield work.documents[done], self._score(work, done)
+            except NaNLogits as error:
+                document = work.documents[work.users[error.index][0]]
+                raise ValueError(
+                    f"The logits of {document} are NaN or infinite: the model's weights are broken "
+                    f"or {self.model.dtype} overflows; try dtype=float32."
+                ) from error
+
+    def _warn_of_cuts(self, work: Work) -> None:
+        cut = sum(len(parts) > 1 or len(parts[0].prompt.tokens) >= self.max_length
+                  for parts in work.parts)  # fmt: skip
+        if cut:
+            logger.warning(
+                "%d of %d prompts were longer than the model's context of %d tokens and were cut "
+                "from the left.",
+                cut,
+                len(work.documents),
+                self.max_length,
+            )
+
+    def _score(self, work: Work, index: int) -> dict[str, LabelScore]:
+        document, parts = work.documents[index], work.parts[index]
+        own = {c: t for p in parts for c, t in zip(p.labels, p.prompt.labels, strict=True)}
+        kernel = self.scorer.kernel_for(document.task, self._labels_of(document.task), own)
+        scores: dict[str, LabelScore] = {}
+        for part, readout in zip(parts, work.take(index), strict=True):
+            log_s = self.scorer.log_scores(readout, part.labels, kernel)
+            for i, label in enumerate(part.labels):
+                scores[label] = LabelScore(
+                    float(log_s[i]),
+                    bool(readout.label_greedy[i]),
+                    float(readout.label_logprobs[i]),
+                    None if scores else readout,
+                )
+        return scores
+
+
+def _best_device() -> str:
+    """Where stock `hf` assumes CUDA unless told otherwise, and fails without it."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _on_off(value: str | bool | None) -> str | None:
+    """`rival_votes=True` in a config file means the same as `on`."""
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+__all__ = ["LabelScore", "Scoring", "SemsoftHF"]
