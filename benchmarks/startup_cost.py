@@ -57,9 +57,8 @@ def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
     return times
 
 
-def main() -> None:
+def main(rounds: int = 60) -> None:
     """Print the comparison."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     times = measure(rounds)
     print(f"interpreter start, median of {rounds} interleaved rounds, milliseconds")
     print(f"{'':16s}{'without':>9s}{'with':>9s}{'hook costs':>12s}")
@@ -71,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

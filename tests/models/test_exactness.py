@@ -115,7 +115,7 @@ def scenario(name: str, tiny: Any, comments: Sequence[str], labels: Sequence[str
         "label set": lambda: [(text, spaced) for text in texts],
         "one label each": lambda: [(t, [spaced[i]]) for i, t in enumerate(texts)],
         "one-token labels": lambda: [(t, [" joy", " anger", " fear", " love"]) for t in texts],
-        "shared first tokens": lambda: [(t, [" disgust", " disapproval", " dismay"]) for t in four],
+        "shared first tokens": lambda: [(t, [" dishonest", " disapproval", " dis", " disgust"]) for t in four],
         "a label begins another": lambda: [(t, [" joy", " joyful", " joyfully"]) for t in four],
         "no delimiter": lambda: [(t + "\n", list(labels)) for t in four],
         "ragged choices": lambda: [(t, spaced[i : 2 * i + 2]) for i, t in enumerate(four)],
@@ -129,9 +129,12 @@ def scenario(name: str, tiny: Any, comments: Sequence[str], labels: Sequence[str
         + [(t + " ", list(labels)) for t in four]
         + [(t + " \n ", list(labels)) for t in four],
         "glued to the context": lambda: [
-            ("The feeling is jo", ["yful", "ker", " fear"]),
-            ("The feeling is dis", ["gust and dismay", "approval"]),
-            ("The feeling is d", ["isgust and dismay", "o"]),
+            (text, [c for c in own if n_tokens(tiny, text + c) > n_tokens(tiny, text)])
+            for text, own in {
+                "The feeling is jo": ["yful", "ker", " fear"],
+                "The feeling is dis": ["gust and dismay", "approval"],
+                "The feeling is d": ["isgust and dismay", "o no"],
+            }.items()
         ],
         "BOS written out": lambda: [(tiny.bos + t, spaced) for t in four],
         "one prompt begins another": lambda: [
@@ -200,12 +203,12 @@ def test_labels_are_what_the_scenarios_say(tiny: Any, labels: Sequence[str]) -> 
     """Otherwise the scenarios below would not test what they promise."""
     tokens = {
         label: tiny.tokenizer.encode(" " + label, add_special_tokens=False)
-        for label in (*labels, "dismay", "joyfully")
+        for label in (*labels, "dishonest", "joyfully")
     }
     assert all(len(tokens[label]) == 1 for label in ("joy", "anger", "fear", "love"))
     assert len(tokens["optimism"]) > 3
     assert len(tokens["disapproval"]) > 2
-    assert tokens["disapproval"][0] == tokens["dismay"][0]
+    assert tokens["disapproval"][0] == tokens["dishonest"][0]
     assert tokens["joyful"][:1] == tokens["joy"]
     assert tokens["joyfully"][: len(tokens["joyful"])] == tokens["joyful"]
 
