@@ -188,7 +188,8 @@ def matmul_seconds(lm: SemsoftHF, requests: list[Instance]) -> float:
 @torch.inference_mode()
 def products_seconds(layers: Sequence[nn.Module], rows: int) -> float:
     seconds = 0.0
-    for weight in (layer.weight for layer in layers):
+    for layer in layers:
+        weight: Any = layer.weight
         x = torch.randn(rows, weight.shape[1]).to(weight.dtype)
         start = time.perf_counter()
         torch.matmul(x, weight.T)

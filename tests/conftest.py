@@ -9,7 +9,7 @@ torch and transformers are imported inside the functions: most test files need n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -249,6 +249,20 @@ def sharpen(model: Any, seed: int = 0) -> None:
         if head is not embedding:
             head.copy_(noise(head.shape, 3.0 / head.shape[1] ** 0.5))
     model.tie_weights()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_for_tiny_models(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Their matrices are too small to share out: waiting for threads would take most of the time."""
+    if not {"tiny", "tiny_model", "fresh_tiny_model"} & set(request.fixturenames):
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

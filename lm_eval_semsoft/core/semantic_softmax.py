@@ -279,7 +279,7 @@ class Kernel:
 
     @property
     def neighbours(self) -> NDArray[np.int64]:
-        return np.count_nonzero(self.weights, axis=0)
+        return np.asarray(np.count_nonzero(self.weights, axis=0), dtype=np.int64)
 
 
 def build_kernel(cosines: NDArray[np.float32], labels: LabelSet, scoring: Scoring) -> Kernel:
@@ -330,7 +330,7 @@ def neighbour_votes(
         top_k: K; more than there are means all.
     """
     p = np.exp(topk_logprobs[:top_k], dtype=np.float32)
-    return (p @ kernel.weights[topk_ids[:top_k]]).astype(np.float64)
+    return np.asarray(p @ kernel.weights[topk_ids[:top_k]], dtype=np.float64)
 
 
 def semantic_log_scores(
@@ -346,8 +346,8 @@ def semantic_log_scores(
     with np.errstate(divide="ignore"):
         silent = np.log(votes)
     if scoring.own_vote == "top-k":
-        return np.maximum(silent, LOG_SILENCE)
-    return np.logaddexp(label_logprobs.astype(np.float64), silent)
+        return np.asarray(np.maximum(silent, LOG_SILENCE))
+    return np.asarray(np.logaddexp(label_logprobs.astype(np.float64), silent))
 
 
 def normalise(log_scores: NDArray[np.floating]) -> NDArray[np.float64]:

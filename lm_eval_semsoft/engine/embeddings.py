@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 
-def output_head(model: nn.Module) -> nn.Module:
+def output_head(model: nn.Module) -> Any:
     """The module that turns the last hidden state into logits.
 
     Raises:

@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -173,7 +175,7 @@ def _packed(layout: Layout) -> Iterator[None]:
 
 
 @contextmanager
-def _answers_only(head: nn.Module, rows: torch.Tensor, columns: torch.Tensor) -> Iterator[None]:
+def _answers_only(head: Any, rows: torch.Tensor, columns: torch.Tensor) -> Iterator[None]:
     """Let only hidden states [rows, columns] reach the head, and let it work in fp32.
 
     A half-precision logit of 20 is rounded to 1/8, which is far more than calibration can bear;
@@ -187,13 +189,13 @@ def _answers_only(head: nn.Module, rows: torch.Tensor, columns: torch.Tensor) ->
     handle = head.register_forward_pre_hook(select)
     upcast = _takes_fp32(head)
     if upcast:
-        head.forward = lambda x: _fp32_linear(x, head)  # type: ignore[method-assign]
+        vars(head)["forward"] = partial(_fp32_linear, head)
     try:
         yield
     finally:
         handle.remove()
         if upcast:
-            del head.forward
+            del vars(head)["forward"]
 
 
 def _takes_fp32(head: nn.Module) -> bool:
@@ -206,7 +208,7 @@ def _takes_fp32(head: nn.Module) -> bool:
     )
 
 
-def _fp32_linear(x: torch.Tensor, head: nn.Linear) -> torch.Tensor:
+def _fp32_linear(head: Any, x: torch.Tensor) -> torch.Tensor:
     x = x.float()
     out = x.new_empty(*x.shape[:-1], head.out_features)
     for start in range(0, head.out_features, _HEAD_CHUNK):
@@ -233,7 +235,7 @@ class Engine:
         ValueError: the model has no output embeddings.
     """
 
-    def __init__(self, model: nn.Module, prefix_sharing: bool = True) -> None:
+    def __init__(self, model: Any, prefix_sharing: bool = True) -> None:
         self.model = model
         self.head = output_head(model)
         self.prefix_sharing = prefix_sharing
@@ -337,7 +339,8 @@ class Engine:
     def _packed_pass(self, chosen: Sequence[Prompt], n_prefix: int, prefix: Prefix) -> torch.Tensor:
         layout = _layout_of(chosen, n_prefix, prefix, self.device)
         row = [t for p in chosen for t in (*p.tokens[n_prefix:], *p.trie.tokens[1:])]
-        answers, start = [], 0
+        answers: list[int] = []
+        start = 0
         for p in chosen:
             own = len(p.tokens) - n_prefix
             answers += range(start + own - 1, start + own + p.trie.n_extra)

@@ -64,7 +64,7 @@ def _pack(value: float | NDArray[Any]) -> float | list[str]:
     return value
 
 
-def _unpack(value: float | list[str]) -> float | NDArray[Any]:
+def _unpack(value: float | list[str]) -> Any:
     if isinstance(value, list):
         return np.frombuffer(base64.b64decode(value[1]), dtype=np.dtype(value[0]))
     return value

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 KERNELS = ("auto", "cosine", "identity")
 
 
-class LabelScore(tuple):  # type: ignore[type-arg]
+class LabelScore(tuple[float, bool]):
     """`(log S, is_greedy)` to the harness, and more to those who know.
 
     Attributes:

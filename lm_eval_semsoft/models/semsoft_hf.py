@@ -108,7 +108,7 @@ class SemsoftHF(HFLM):
     def _join_other_processes(self) -> None:
         """`accelerate launch` without a GPU: stock `hf` leaves every process rank 0 of 1."""
         accelerator = getattr(self, "accelerator", None)
-        if accelerator is not None and self._world_size == 1:
+        if accelerator is not None and self.world_size == 1:
             self._rank = accelerator.process_index
             self._world_size = accelerator.num_processes
 
@@ -329,7 +329,9 @@ def _best_device() -> str:
 
 def _on_off(value: str | bool | None) -> str | None:
     """`rival_votes=True` in a config file means the same as `on`."""
-    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value
 
 
 __all__ = ["LabelScore", "Scoring", "SemsoftHF"]

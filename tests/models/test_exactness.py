@@ -116,7 +116,7 @@ def scenario(name: str, tiny: Any, comments: Sequence[str], labels: Sequence[str
         "one label each": lambda: [(t, [spaced[i]]) for i, t in enumerate(texts)],
         "one-token labels": lambda: [(t, [" joy", " anger", " fear", " love"]) for t in texts],
         "shared first tokens": lambda: [(t, [" dishonest", " disapproval", " dis", " disgust"]) for t in four],
-        "a label begins another": lambda: [(t, [" joy", " joyful", " joyfully"]) for t in four],
+        "a label begins another": lambda: [(t, [" joy", " joyful", " joyfulness"]) for t in four],
         "no delimiter": lambda: [(t + "\n", list(labels)) for t in four],
         "ragged choices": lambda: [(t, spaced[i : 2 * i + 2]) for i, t in enumerate(four)],
         "sentences": lambda: [(t, [" " + c for c in comments[i : i + 3]]) for i, t in enumerate(four)],
@@ -203,14 +203,14 @@ def test_labels_are_what_the_scenarios_say(tiny: Any, labels: Sequence[str]) -> 
     """Otherwise the scenarios below would not test what they promise."""
     tokens = {
         label: tiny.tokenizer.encode(" " + label, add_special_tokens=False)
-        for label in (*labels, "dishonest", "joyfully")
+        for label in (*labels, "dishonest", "joyfulness")
     }
     assert all(len(tokens[label]) == 1 for label in ("joy", "anger", "fear", "love"))
     assert len(tokens["optimism"]) > 3
     assert len(tokens["disapproval"]) > 2
     assert tokens["disapproval"][0] == tokens["dishonest"][0]
     assert tokens["joyful"][:1] == tokens["joy"]
-    assert tokens["joyfully"][: len(tokens["joyful"])] == tokens["joyful"]
+    assert tokens["joyfulness"][: len(tokens["joyful"])] == tokens["joyful"]
 
 
 def test_a_wrong_window_would_be_seen(
@@ -234,14 +234,23 @@ def test_a_wrong_window_would_be_seen(
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("architecture", ["gpt2", "gemma3", "mamba"])
 def test_scenario(
-    tiny: Any, name: str, comments: Any, labels: Any, make_requests: Callable[..., Any]
+    tiny_model: Any,
+    architecture: str,
+    name: str,
+    comments: Any,
+    labels: Any,
+    make_requests: Callable[..., Any],
 ) -> None:
+    """Each by itself on three models; test_everything_at_once has them all on all models."""
+    tiny = tiny_model(architecture)
     check(tiny, make_requests(name, scenario(name, tiny, comments, labels)))
 
 
-@pytest.mark.parametrize("sharing", ["on", "off"])
-@pytest.mark.parametrize("batch_size", [1, 7, 32])
+@pytest.mark.parametrize(
+    ("batch_size", "sharing"), [(1, "on"), (7, "on"), (32, "on"), (1, "off"), (7, "off")]
+)
 def test_everything_at_once(tiny: Any, mixture: Any, batch_size: int, sharing: str) -> None:
     requests, expected = mixture
     lm = ours(tiny, batch_size=batch_size, prefix_sharing=sharing)
@@ -251,7 +260,7 @@ def test_everything_at_once(tiny: Any, mixture: Any, batch_size: int, sharing: s
 def test_greedy_flags(tiny: Any, comments: Any, make_requests: Callable[..., Any]) -> None:
     """Continuations that the model itself would write, and the same with another end."""
     docs = []
-    for text in [*prompts(comments), "Comment:", "I", *comments]:
+    for text in [*prompts(comments[:5]), "Comment:", "I", *comments[:4]]:
         own = [t for steps in (1, 2, 3) if (t := greedy_text(tiny, text, steps))]
         docs += [(text, [*own, *(t + " joy" for t in own), " joy"])] if own else []
     requests = make_requests("greedy", docs)
@@ -278,13 +287,11 @@ def test_bos_forced_on_and_off(
         check(tiny_model(name), make_requests("bos", docs), add_bos_token=add_bos_token)
 
 
-@pytest.mark.parametrize("sharing", ["on", "off"])
-@pytest.mark.parametrize("spare", [-30, -9, -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 8])
-def test_left_truncation(
+def truncation(
     tiny: Any, comments: Any, labels: Any, make_requests: Any, spare: int, sharing: str
 ) -> None:
-    """Contexts a little shorter, and longer, than the model's: labels of 1 to 8 tokens."""
-    texts = prompts(comments[:4])
+    """A context of the first prompt's length plus `spare` tokens; labels of 1 to 8 tokens."""
+    texts = prompts(comments[:3])
     max_length = n_tokens(tiny, texts[0]) + spare
     docs = [(text, [" " + label for label in labels]) for text in texts]
     check(
@@ -294,6 +301,21 @@ def test_left_truncation(
         prefix_sharing=sharing,
         batch_size=7,
     )
+
+
+@pytest.mark.parametrize("spare", [-30, -9, -8, -7, -5, -2, -1, 0, 1, 7, 8])
+@pytest.mark.parametrize("architecture", ["gpt2", "gemma3"])
+def test_left_truncation_around_the_limit(
+    tiny_model: Any, architecture: str, comments: Any, labels: Any, make_requests: Any, spare: int
+) -> None:
+    truncation(tiny_model(architecture), comments, labels, make_requests, spare, "on")
+
+
+@pytest.mark.parametrize("sharing", ["on", "off"])
+def test_left_truncation(
+    tiny: Any, comments: Any, labels: Any, make_requests: Any, sharing: str
+) -> None:
+    truncation(tiny, comments, labels, make_requests, -5, sharing)
 
 
 def test_truncation_to_the_label_alone(tiny: Any, make_requests: Any) -> None:
@@ -313,15 +335,6 @@ def test_a_label_that_begins_with_the_prefix_token(tiny: Any, make_requests: Any
 # ------------------------------------------------------------------ invariances
 
 
-def run_twice(tiny: Any, requests: Sequence[Any], order: Sequence[int], **kwargs: Any) -> None:
-    """The same requests in another order give the same numbers."""
-    lm = ours(tiny, **kwargs)
-    first = scores(lm, requests)
-    shuffled = [requests[i] for i in order]
-    second = scores(ours(tiny, **kwargs), shuffled)
-    assert_same(second, [first[i] for i in order], shuffled, NOISE)
-
-
 SEMANTIC: dict[str, Any] = {
     "scoring": "semantic",
     "kernel": "cosine",
@@ -337,18 +350,22 @@ def emotion_requests(comments: Any, labels: Any, make_requests: Any) -> list[Any
     return make_requests("emotions", docs)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_order_of_requests(tiny: Any, mixture: Any, seed: int) -> None:
-    requests, _ = mixture
+def test_order_of_requests(tiny: Any, mixture: Any) -> None:
+    requests, expected = mixture
     order = list(range(len(requests)))
-    random.Random(seed).shuffle(order)
-    run_twice(tiny, requests, order)
+    random.Random(0).shuffle(order)
+    shuffled = [requests[i] for i in order]
+    got = scores(ours(tiny), shuffled)
+    assert_same(got, [expected[i] for i in order], shuffled, TOLERANCE)
 
 
 def test_order_of_requests_semantic(tiny: Any, emotion_requests: list[Any]) -> None:
     order = list(range(len(emotion_requests)))
     random.Random(2).shuffle(order)
-    run_twice(tiny, emotion_requests, order, **SEMANTIC)
+    first = scores(ours(tiny, **SEMANTIC), emotion_requests)
+    shuffled = [emotion_requests[i] for i in order]
+    second = scores(ours(tiny, **SEMANTIC), shuffled)
+    assert_same(second, [first[i] for i in order], shuffled, NOISE)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 32])
@@ -385,7 +402,9 @@ def test_repeats_change_nothing(
     assert [got[i] for i in range(0, len(got), 3)] == [got[i] for i in range(1, len(got), 3)]
 
 
-def test_same_prompt_in_two_tasks(tiny: Any, comments: Any, labels: Any, make_requests: Any) -> None:
+def test_same_prompt_in_two_tasks(
+    tiny: Any, comments: Any, labels: Any, make_requests: Any
+) -> None:
     """Grouping must not mix tasks, whose label sets may differ."""
     text = prompts(comments)[0]
     requests = make_requests("a", [(text, [" joy", " fear"])]) + make_requests(
@@ -395,9 +414,7 @@ def test_same_prompt_in_two_tasks(tiny: Any, comments: Any, labels: Any, make_re
     apart = [
         answer
         for task in ("a", "b")
-        for answer in scores(
-            ours(tiny, **SEMANTIC), [r for r in requests if r.task_name == task]
-        )
+        for answer in scores(ours(tiny, **SEMANTIC), [r for r in requests if r.task_name == task])
     ]
     assert_same(scores(ours(tiny, **SEMANTIC), requests), apart, requests, NOISE)
 
