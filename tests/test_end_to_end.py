@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,8 @@ ENV = {
 }
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str], Any]) -> str:
-    """A tiny Gemma-like model on disk: sliding windows, BOS, tied embeddings."""
-    tiny = tiny_model("gemma3")
-    path = tmp_path_factory.mktemp("model")
-    tiny.model.save_pretrained(path)
-    tiny.tokenizer.save_pretrained(path)
-    return str(path)
-
-
-def arguments(model_path: str, **more: Any) -> dict[str, Any]:
-    return {"model_args": {"pretrained": model_path}, "device": "cpu", "batch_size": 4, **more}
+def arguments(tiny_model_path: str, **more: Any) -> dict[str, Any]:
+    return {"model_args": {"pretrained": tiny_model_path}, "device": "cpu", "batch_size": 4, **more}
 
 
 def run(tmp_path: Path, given: dict[str, Any], *before: str) -> dict[str, Any]:
@@ -59,9 +48,9 @@ def same(a: dict[str, Any], b: dict[str, Any], tolerance: float = 1e-4) -> bool:
     return numbers(a) == pytest.approx(numbers(b), abs=tolerance, nan_ok=True)
 
 
-def test_two_processes_give_the_numbers_of_one(model_path: str, tmp_path: Path) -> None:
+def test_two_processes_give_the_numbers_of_one(tiny_model_path: str, tmp_path: Path) -> None:
     """accelerate on the CPU, with a number of documents that does not divide by two."""
-    given = arguments(model_path, limit=45)
+    given = arguments(tiny_model_path, limit=45)
     one = run(tmp_path, given)
     launcher = (sys.executable, "-m", "accelerate.commands.launch")
     two = run(tmp_path, given, *launcher, "--cpu", "--num_processes", "2", "--num_machines", "1",
@@ -71,8 +60,8 @@ def test_two_processes_give_the_numbers_of_one(model_path: str, tmp_path: Path) 
     assert same(one, two)
 
 
-def test_killed_half_way_and_started_again(model_path: str, tmp_path: Path) -> None:
-    given = arguments(model_path)
+def test_killed_half_way_and_started_again(tiny_model_path: str, tmp_path: Path) -> None:
+    given = arguments(tiny_model_path)
     whole = run(tmp_path, given)
     cache = tmp_path / "cache"
     given["use_cache"] = str(cache)
@@ -102,11 +91,11 @@ def rows(database: Path) -> int:
         return 0
 
 
-def test_stock_command_prints_the_table(model_path: str, tmp_path: Path) -> None:
+def test_stock_command_prints_the_table(tiny_model_path: str, tmp_path: Path) -> None:
     """`lm_eval --model semsoft-hf --tasks goemotions_zs`, found through the start-up file."""
     done = subprocess.run(
         [sys.executable, "-m", "lm_eval", "run", "--model", "semsoft-hf",
-         "--model_args", f"pretrained={model_path},preset=paper", "--tasks", "goemotions_zs",
+         "--model_args", f"pretrained={tiny_model_path},preset=paper", "--tasks", "goemotions_zs",
          "--limit", "2", "--output_path", str(tmp_path / "out"), "--log_samples"],
         env=ENV, cwd=tmp_path, capture_output=True, text=True, timeout=600,
     )  # fmt: skip

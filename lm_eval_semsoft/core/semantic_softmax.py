@@ -58,7 +58,7 @@ class Scoring:
         scoring: `semantic`, or `constrained` for the standard softmax over exact label
             probabilities.
         space: phi, the space of the cosines: `raw`, `centered`, `pc:N`, `whitened`.
-        tau: threshold in [-1, 1), or `q0.999` for that quantile of the label's cosines over the
+        tau: threshold in [-1, 1), or `q0.95` for that quantile of the label's cosines over the
             vocabulary.
         top_k: K, the number of most probable tokens that may vote.
         anchors: `variants` (every single-token spelling of the label) or `spelled`.
@@ -68,7 +68,7 @@ class Scoring:
 
     scoring: str = "semantic"
     space: str = "pc:3"
-    tau: float | str = "q0.999"
+    tau: float | str = "q0.95"
     top_k: int = 1000
     anchors: str = "variants"
     rival_votes: str = "off"

@@ -17,7 +17,6 @@ Nothing is unpickled and no code of the model packages runs: they are only searc
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import hashlib
 import importlib.util
@@ -37,16 +36,20 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from lm_eval_semsoft.core.errors import check_choice
+
 logger = logging.getLogger(__name__)
 
 PREFIX = "demo:"
 _MANIFEST = "semsoft_demo.json"
 #: Raise it when the conversion itself changes: older cached directories are then rebuilt.
 _CONVERSION = 1
+#: What a converted tokenizer is tried on: quotes, accents, digits, runs of spaces and newlines.
+_SAMPLE = "The capital of France is Paris,  isn't it? Not a café!  12 of them:\n\n<b>yes</b>"
 
 
 class DemoModelError(ValueError):
-    """A demo model that does not exist, is not installed, is damaged, or cannot be stored."""
+    """A demo model that is not installed, is damaged, or cannot be stored."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,8 @@ def resolve(pretrained: str | None) -> str:
         and tokenizer.
 
     Raises:
-        DemoModelError: unknown name, package not installed or damaged, cache not writable,
-            disk full.
+        ValueError: unknown name; as DemoModelError: package not installed or damaged, cache not
+            writable, disk full.
     """
     if pretrained is None:
         model = _installed_model()
@@ -175,15 +178,8 @@ def _cpu_multiplies_bf16() -> bool:
 
 
 def _named_model(pretrained: str) -> DemoModel:
-    name = pretrained.removeprefix(PREFIX)
-    if name not in DEMO_MODELS:
-        nearest = difflib.get_close_matches(name, DEMO_MODELS, n=1, cutoff=0.0)[0]
-        allowed = ", ".join(PREFIX + known for known in DEMO_MODELS)
-        raise DemoModelError(
-            f"pretrained={pretrained!r} is not a demo model: allowed are {allowed}; "
-            f"did you mean {PREFIX + nearest!r}?"
-        )
-    return DEMO_MODELS[name]
+    check_choice("pretrained", pretrained, [PREFIX + name for name in DEMO_MODELS])
+    return DEMO_MODELS[pretrained.removeprefix(PREFIX)]
 
 
 def _installed_model() -> DemoModel:
@@ -326,7 +322,7 @@ def _convert(model: DemoModel, parts: list[Path], directory: Path) -> None:
     _write_json(directory / "config.json", config)
     _write_weights(model, gguf, directory)
     _write_tokenizer(gguf.metadata, directory)
-    _check(model, directory)
+    _check(model, gguf.metadata, directory)
     files = {path.name: path.stat().st_size for path in directory.iterdir()}
     _write_json(
         directory / _MANIFEST,
@@ -338,31 +334,25 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _check(model: DemoModel, directory: Path) -> None:
+def _check(model: DemoModel, meta: dict[str, Any], directory: Path) -> None:
     """Load what was written the way users will, and look at what is easy to get wrong."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    config = AutoConfig.from_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    text = "The capital of France is Paris,  isn't it? café 12\n\n<b>"
-    ids = tokenizer.encode(text)
-    bare = tokenizer.encode(text, add_special_tokens=False)
-    wants_bos = config.model_type == "gemma3_text"
-    problems = [
-        problem
-        for problem, is_wrong in {
-            "vocabulary size": len(tokenizer) != config.vocab_size,
-            "text is not preserved": tokenizer.decode(bare) != text,
-            "tokens are single characters": len(bare) > len(text) // 2,
-            "BOS": ids != ([tokenizer.bos_token_id] if wants_bos else []) + bare,
-            "end token": tokenizer.eos_token_id != config.eos_token_id,
-            "chat template": bool(tokenizer.chat_template) != model.chat_template,
-        }.items()
-        if is_wrong
-    ]
-    if problems:
+    bare = tokenizer.encode(_SAMPLE, add_special_tokens=False)
+    bos = [meta["tokenizer.ggml.bos_token_id"]] if meta["tokenizer.ggml.add_bos_token"] else []
+    wrong = {
+        "its size": len(tokenizer) != len(meta["tokenizer.ggml.tokens"]),
+        "the text": tokenizer.decode(bare) != _SAMPLE,
+        "words, which fall into characters": len(bare) > len(_SAMPLE) // 2,
+        "BOS": tokenizer.encode(_SAMPLE) != bos + bare,
+        "the end token": tokenizer.eos_token_id != meta["tokenizer.ggml.eos_token_id"],
+        "the chat template": bool(tokenizer.chat_template) != model.chat_template,
+    }
+    if any(wrong.values()):
         raise DemoModelError(
-            f"the tokenizer of {PREFIX}{model.name} came out wrong ({', '.join(problems)}): "
+            f"the tokenizer of {PREFIX}{model.name} lost "
+            f"{', '.join(what for what in wrong if wrong[what])}: "
             "please report it with your transformers and tokenizers versions."
         )
 
@@ -401,13 +391,13 @@ class _GGUF:
         return dequantize(raw.reshape(byte_shape), kind)
 
 
+#: Type number -> struct format letter of GGUF's scalars; then strings and arrays.
+_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_STRING, _ARRAY = 8, 9
+
+
 class _Cursor:
     """Reads GGUF's basic types one after the other."""
-
-    _FORMATS = {
-        0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
-    }  # fmt: skip
-    _STRING, _ARRAY = 8, 9
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -426,12 +416,12 @@ class _Cursor:
 
     def value(self, kind: int) -> Any:
         """A metadata value of that type number; arrays become lists."""
-        if kind == self._STRING:
+        if kind == _STRING:
             return self.string()
-        if kind == self._ARRAY:
+        if kind == _ARRAY:
             inner, length = self.take("I"), self.take("Q")
             return [self.value(inner) for _ in range(length)]
-        return self.take(self._FORMATS[kind])
+        return self.take(_SCALARS[kind])
 
 
 def _read_gguf(model: DemoModel, parts: list[Path]) -> _GGUF:
@@ -534,7 +524,7 @@ def _gemma3_config(meta: dict[str, Any]) -> dict[str, Any]:
 
 _CONFIGS = {"llama": _llama_config, "gemma3": _gemma3_config}
 
-#: GGUF's names for the parts of a block; where the two architectures differ, gemma3's come last.
+#: GGUF's names for the parts of a block, and transformers'. Gemma 3 has more norms.
 _BLOCK = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -691,12 +681,13 @@ def _sentencepiece_bpe(meta: dict[str, Any]) -> Any:
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    bos = meta["tokenizer.ggml.bos_token_id"]
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{tokens[bos]} $A",
-        pair=f"{tokens[bos]} $A {tokens[bos]} $B",
-        special_tokens=[(tokens[bos], bos)],
-    )
+    if meta["tokenizer.ggml.add_bos_token"]:
+        bos = meta["tokenizer.ggml.bos_token_id"]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{tokens[bos]} $A",
+            pair=f"{tokens[bos]} $A {tokens[bos]} $B",
+            special_tokens=[(tokens[bos], bos)],
+        )
     return backend
 
 

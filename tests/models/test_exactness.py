@@ -19,6 +19,8 @@ from lm_eval.models.huggingface import HFLM
 
 from lm_eval_semsoft.models.semsoft_hf import SemsoftHF
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOLERANCE = 1e-4  # against stock hf
 NOISE = 5e-5  # between two runs of ours: fp32 sums in another order, over up to ~20 tokens
 
@@ -115,19 +117,25 @@ def scenario(name: str, tiny: Any, comments: Sequence[str], labels: Sequence[str
         "label set": lambda: [(text, spaced) for text in texts],
         "one label each": lambda: [(t, [spaced[i]]) for i, t in enumerate(texts)],
         "one-token labels": lambda: [(t, [" joy", " anger", " fear", " love"]) for t in texts],
-        "shared first tokens": lambda: [(t, [" dishonest", " disapproval", " dis", " disgust"]) for t in four],
+        "shared first tokens": lambda: [
+            (t, [" dishonest", " disapproval", " dis", " disgust"]) for t in four
+        ],
         "a label begins another": lambda: [(t, [" joy", " joyful", " joyfulness"]) for t in four],
         "no delimiter": lambda: [(t + "\n", list(labels)) for t in four],
         "ragged choices": lambda: [(t, spaced[i : 2 * i + 2]) for i, t in enumerate(four)],
-        "sentences": lambda: [(t, [" " + c for c in comments[i : i + 3]]) for i, t in enumerate(four)],
+        "sentences": lambda: [
+            (t, [" " + c for c in comments[i : i + 3]]) for i, t in enumerate(four)
+        ],
         "several contexts": lambda: [
-            ([f"{INTRO}{who} said that" for who in ("My father", "Nobody", "The family")], [" " + c])
-            for c in comments[:4]
+            ([f"{INTRO}{who} said that" for who in ("My father", "Nobody", "I")], [" " + comment])
+            for comment in comments[:4]
         ],
         "no context": lambda: [("", spaced), ("", list(labels)), (texts[0], spaced)],
-        "trailing spaces": lambda: [(t + " " * (i % 3), spaced) for i, t in enumerate(four)]
-        + [(t + " ", list(labels)) for t in four]
-        + [(t + " \n ", list(labels)) for t in four],
+        "trailing spaces": lambda: (
+            [(t + " " * (i % 3), spaced) for i, t in enumerate(four)]
+            + [(t + " ", list(labels)) for t in four]
+            + [(t + " \n ", list(labels)) for t in four]
+        ),
         "glued to the context": lambda: [
             (text, [c for c in own if n_tokens(tiny, text + c) > n_tokens(tiny, text)])
             for text, own in {
@@ -144,9 +152,14 @@ def scenario(name: str, tiny: Any, comments: Sequence[str], labels: Sequence[str
         "long prompts": lambda: [(long_prompt(comments, n), spaced[:6]) for n in (1, 3, 5)],
         "unicode": lambda: [
             (f"{INTRO}Comment: {text}\nEmotion:", [" joy", " 😀", " café", "\n", " 漢字"])
-            for text in ("😀😀 \U0001f469\u200d\U0001f469\u200d\U0001f467", "e\u0301 naïve", "漢字かな", "\x00\x7f\ufffd")
+            for text in (
+                "😀😀 \U0001f469\u200d\U0001f467",
+                "e\u0301 naïve",
+                "漢字かな",
+                "\x00\x7f\ufffd",
+            )
         ],
-    }  # fmt: skip
+    }
     return every[name]()
 
 
@@ -436,7 +449,7 @@ def test_no_requests(tiny: Any) -> None:
 def test_label_scores_carry_the_exact_probability(
     tiny: Any, emotion_requests: list[Any], scoring: str
 ) -> None:
-    """Whatever the scoring, `.constrained` is stock's log-likelihood, and S is at least its share."""
+    """Whatever the scoring, `.constrained` is stock's log-likelihood."""
     expected = scores(stock(tiny), emotion_requests)
     kwargs = SEMANTIC if scoring == "semantic" else {}
     answers = ours(tiny, **kwargs).loglikelihood(emotion_requests, disable_tqdm=True)

@@ -1,0 +1,61 @@
+"""Every command in the README runs: on a tiny model, a few documents and the embedded sample."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# Run by .ci/run in a fresh environment, word for word (the first with a --limit).
+SET_UP = {
+    'pip install -e ".[demo]" && lm_eval --model semsoft-hf --tasks goemotions_zs',
+    'pip install -e ".[dev]" && pytest',
+}
+
+
+def commands(text: str) -> list[str]:
+    """The indented commands; a line that ends in a backslash goes on in the next."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    starts = ("lm_eval ", "semsoft ", "python ", "pip ", "SEMSOFT_")
+    lines = [line.strip() for line in joined.splitlines() if line.startswith("    ")]
+    return [line for line in lines if line.startswith(starts)]
+
+
+README = commands((ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def test_set_up_commands_are_those_of_ci() -> None:
+    assert set(README) >= SET_UP
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for part in ('install -e ".[demo]"', 'install -e ".[dev]"', "--tasks goemotions_zs"):
+        assert part in ci
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in README if c not in SET_UP])
+def test_command(command: str, tiny_model_path: str, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    if words[0] == "python" and words[1].startswith("benchmarks/"):
+        words = [words[0], str(ROOT / words[1]), "--help"]  # it runs for minutes
+    elif "--model" in words:
+        words = on_tiny_model(words, tiny_model_path)
+    programs = Path(sys.executable).parent
+    words[0] = sys.executable if words[0] == "python" else str(programs / words[0])
+    env = {**os.environ, "SEMSOFT_DATA": "embedded", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    if "--tasks" in words:
+        assert "|goemotions_zs|" in done.stdout
+
+
+def on_tiny_model(words: list[str], path: str) -> list[str]:
+    words = [re.sub(r"pretrained=[^,]+", f"pretrained={path}", word) for word in words]
+    if "--model_args" not in words:
+        words += ["--model_args", f"pretrained={path}"]
+    return [*words, "--limit", "2"]
