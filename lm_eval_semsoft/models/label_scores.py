@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,18 @@ def _labels_are_in(document: Document) -> bool:
     return all(c.strip() in found for c in document.continuations)
 
 
+@dataclass(frozen=True)
+class Votes:
+    """A kernel and the continuations that its columns stand for."""
+
+    labels: tuple[str, ...]
+    kernel: Kernel
+
+    @cached_property
+    def column(self) -> dict[str, int]:
+        return {label: i for i, label in enumerate(self.labels)}
+
+
 class Scorer:
     """Turns readouts into log S, with one kernel per label set.
 
@@ -148,14 +161,14 @@ class Scorer:
         self._embeddings = embeddings
         self._encode = encode
         self._kernel = kernel
-        self._kernels: dict[tuple[str, ...], dict[tuple[tuple[int, ...], ...], Kernel]] = {}
+        self._built: dict[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]], Votes] = {}
         self._space: Any = None
         self._said: set[str] = set()
 
-    def kernel_for(
+    def votes(
         self, task: str | None, known: TaskLabels, own: Mapping[str, tuple[int, ...]]
-    ) -> tuple[Kernel, list[str]] | None:
-        """The kernel of a document and the order of its columns; None = identity kernel.
+    ) -> Votes | None:
+        """Who votes for the labels of a document; None = identity kernel.
 
         Args:
             task: for messages.
@@ -169,12 +182,11 @@ class Scorer:
             return None
         if not self._wants_cosine(task, known):
             return None
-        columns = list(known.tokens)
-        spelled = tuple(own.get(c, known.tokens[c]) for c in columns)
-        built = self._kernels.setdefault(tuple(columns), {})
-        if spelled not in built:
-            built[spelled] = self._build(task, columns, spelled)
-        return built[spelled], columns
+        labels = tuple(known.tokens)
+        spelled = tuple(own.get(c, known.tokens[c]) for c in labels)
+        if (labels, spelled) not in self._built:
+            self._built[labels, spelled] = Votes(labels, self._build(task, labels, spelled))
+        return self._built[labels, spelled]
 
     def _wants_cosine(self, task: str | None, known: TaskLabels) -> bool:
         reason = why_no_kernel(list(known.tokens))
@@ -210,19 +222,16 @@ class Scorer:
         return kernel
 
     def log_scores(
-        self, readout: Readout, labels: Sequence[str], kernel: tuple[Kernel, list[str]] | None
+        self, readout: Readout, labels: Sequence[str], votes: Votes | None
     ) -> NDArray[np.float64]:
         """log S of the labels of one readout: [L]."""
-        if kernel is None:
+        if votes is None:
             return readout.label_logprobs.astype(np.float64)
-        weights, columns = kernel
-        votes = neighbour_votes(
-            readout.topk_ids, readout.topk_logprobs, weights, self.scoring.top_k
+        given = neighbour_votes(
+            readout.topk_ids, readout.topk_logprobs, votes.kernel, self.scoring.top_k
         )
-        if list(labels) != columns:
-            place = {c: i for i, c in enumerate(columns)}
-            votes = votes[[place[label] for label in labels]]
-        return semantic_log_scores(readout.label_logprobs, votes, self.scoring)
+        own = given[[votes.column[label] for label in labels]]
+        return semantic_log_scores(readout.label_logprobs, own, self.scoring)
 
 
 def _describe(task: str | None, labels: LabelSet, kernel: Kernel) -> str:

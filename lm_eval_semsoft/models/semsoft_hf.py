@@ -27,13 +27,13 @@ from lm_eval_semsoft.engine.embeddings import output_embeddings
 from lm_eval_semsoft.engine.fingerprint import combine, model_fingerprint
 from lm_eval_semsoft.engine.forward import Engine, NaNLogits
 from lm_eval_semsoft.engine.plan import Prompt, Tokens
-from lm_eval_semsoft.engine.readout import DEFAULT_TOP_K
+from lm_eval_semsoft.engine.readout import DEFAULT_TOP_K, Readout
 from lm_eval_semsoft.logs import join_harness_log
 
 from . import demo
 from .label_scores import KERNELS, LabelScore, Scorer, TaskLabels, dump_response, load_response
 from .pairs import Document, PairEncoder, documents_of
-from .work import Part, Work
+from .work import Job, Part, Work
 
 logger = logging.getLogger(__name__)
 join_harness_log()
@@ -86,18 +86,21 @@ class SemsoftHF(HFLM):
         check_choice("kernel", kernel, KERNELS)
         check_choice("prefix_sharing", self.prefix_sharing, SWITCH)
         kwargs["device"] = kwargs.get("device") or _best_device()
-        if pretrained is None or str(pretrained).startswith("demo:"):
+        if pretrained is None or (
+            isinstance(pretrained, str) and pretrained.startswith(demo.PREFIX)
+        ):
             pretrained = demo.resolve(pretrained)
             if kwargs.get("dtype", "auto") == "auto":
                 kwargs["dtype"] = demo.recommended_dtype(kwargs["device"])
         super().__init__(pretrained, **kwargs)
         if self.backend != "causal":
             raise ValueError(
-                f"{pretrained!r} is an encoder-decoder model: semsoft-hf reads the next token of a "
+                f"{self._name()} is an encoder-decoder model: semsoft-hf reads the next token of a "
                 "decoder-only model; use --model hf for this one."
             )
         self._join_other_processes()
         self.engine = Engine(self.model, prefix_sharing=self.prefix_sharing == "on")
+        self._say_if_clipped()
         self.scorer = Scorer(
             self.scoring, lambda: output_embeddings(self.model), self._encode_label, kernel
         )
@@ -111,6 +114,21 @@ class SemsoftHF(HFLM):
         if accelerator is not None and self.world_size == 1:
             self._rank = accelerator.process_index
             self._world_size = accelerator.num_processes
+
+    def _name(self) -> str:
+        """A hub id, a path, or what a model that was passed in is called."""
+        if isinstance(self.pretrained, str):
+            return self.pretrained
+        return self.model.name_or_path or type(self.model).__name__
+
+    def _say_if_clipped(self) -> None:
+        vocabulary = self.engine.head.weight.shape[0]
+        if self.scoring.scoring == "semantic" and self.scoring.top_k > vocabulary:
+            logger.info(
+                "top_k=%d is more than the vocabulary of %d tokens: all of them may vote.",
+                self.scoring.top_k,
+                vocabulary,
+            )
 
     def _encode_label(self, text: str) -> list[int]:
         return list(self.tok_encode(text, add_special_tokens=False))
@@ -142,12 +160,11 @@ class SemsoftHF(HFLM):
         self._introduced = True
         s = self.scoring
         how = "" if s.scoring == "constrained" else f", space {s.space}, tau {s.tau}, K {s.top_k}"
-        name = getattr(self.pretrained, "name_or_path", self.pretrained)
         data = {f"{d.task} ({d.doc.get('source', 'as the task says')})" for d in documents
                 if isinstance(d.doc, dict)}  # fmt: skip
         logger.info(
             "semsoft-hf: model %s (%s), scoring %s%s; data: %s",
-            name,
+            self._name(),
             str(self.model.dtype).removeprefix("torch."),
             s.scoring,
             how,
@@ -198,17 +215,9 @@ class SemsoftHF(HFLM):
             return list(super().loglikelihood(requests, disable_tqdm))  # raises the right error
         documents = documents_of(requests)
         self._introduce(documents)
-        tokens = self._tokenize(documents)
-        for document, own in zip(documents, tokens, strict=True):
-            plain = {c: continuation for c, (_, continuation) in own.items()}
-            self._labels_of(document.task).add(document, plain)
-            self._check_distinct(document)
-        self._keep_labels()
-        work = Work(
-            documents, [self._cut(d, own) for d, own in zip(documents, tokens, strict=True)]
-        )
+        jobs = self._jobs(documents)
         results: list[Any] = [None] * len(requests)
-        for document, scores in self._scored(work, disable_tqdm):
+        for document, scores in self._scored(jobs, disable_tqdm):
             for continuation, score in scores.items():
                 for place in document.places[continuation]:
                     results[place] = score
@@ -216,6 +225,22 @@ class SemsoftHF(HFLM):
                     "loglikelihood", (document.context, continuation), score
                 )
         return results
+
+    def _jobs(self, documents: Sequence[Document]) -> list[Job]:
+        """All that can be known, and can be wrong, before any model time is spent."""
+        tokens = self._tokenize(documents)
+        for document, pairs in zip(documents, tokens, strict=True):
+            known = self._labels_of(document.task)
+            known.add(document, {c: label for c, (_, label) in pairs.items()})
+            self._check_distinct(document, known)
+        self._keep_labels()
+        jobs = []
+        for document, pairs in zip(documents, tokens, strict=True):
+            own = {c: label for c, (_, label) in pairs.items()}
+            votes = self.scorer.votes(document.task, self._labels_of(document.task), own)
+            jobs.append(Job(document, self._cut(pairs), votes))
+        self._warn_of_cuts(jobs)
+        return jobs
 
     def _tokenize(self, documents: Sequence[Document]) -> list[dict[str, tuple[Tokens, Tokens]]]:
         encode = PairEncoder(self)
@@ -238,12 +263,11 @@ class SemsoftHF(HFLM):
             out.append(dict(zip(document.continuations, pairs, strict=True)))
         return out
 
-    def _check_distinct(self, document: Document) -> None:
+    def _check_distinct(self, document: Document, known: TaskLabels) -> None:
         """A label asked twice under different choice numbers is a mistake in a fixed label set.
 
         Questions with options of their own may well repeat one; they are scored as they are.
         """
-        known = self._labels_of(document.task)
         if not known.fixed or self.scoring.scoring == "constrained":
             return
         for continuation, indices in document.indices.items():
@@ -253,25 +277,34 @@ class SemsoftHF(HFLM):
                     f"of task {document.task}: labels must differ."
                 )
 
-    def _cut(self, document: Document, own: dict[str, tuple[Tokens, Tokens]]) -> list[Part]:
-        """A document's prompts: one, or one per label length where the context must be cut.
-
-        The harness cuts from the left to what leaves room for the label, and so do we.
-        """
+    def _cut(self, pairs: dict[str, tuple[Tokens, Tokens]]) -> tuple[Part, ...]:
+        """Cut contexts from the left to what leaves room for the label, as the harness does."""
         parts: dict[Tokens, list[str]] = {}
-        for continuation, (context, label) in own.items():
+        for continuation, (context, label) in pairs.items():
             room = self.max_length + 1 - len(label)
             parts.setdefault(context[-room:], []).append(continuation)
-        return [
-            Part(Prompt(context, tuple(own[c][1] for c in labels)), tuple(labels))
+        return tuple(
+            Part(Prompt(context, tuple(pairs[c][1] for c in labels)), tuple(labels))
             for context, labels in parts.items()
-        ]
+        )
+
+    def _warn_of_cuts(self, jobs: Sequence[Job]) -> None:
+        limit = self.max_length
+        cut = sum(len(j.parts) > 1 or len(j.parts[0].prompt.tokens) >= limit for j in jobs)
+        if cut:
+            logger.warning(
+                "%d of %d prompts were longer than the model's context of %d tokens and were cut "
+                "from the left.",
+                cut,
+                len(jobs),
+                limit,
+            )
 
     def _scored(
-        self, work: Work, disable_tqdm: bool
+        self, jobs: Sequence[Job], disable_tqdm: bool
     ) -> Iterator[tuple[Document, dict[str, LabelScore]]]:
         """Documents and their scores, each as soon as its last prompt has been read."""
-        self._warn_of_cuts(work)
+        work = Work(jobs)
         quiet = disable_tqdm or self.rank != 0
         with tqdm(total=len(work.prompts), unit="doc", desc="Scoring", disable=quiet) as bar:
             readouts = self.engine.read(
@@ -282,34 +315,19 @@ class SemsoftHF(HFLM):
             )
             try:
                 for index, readout in readouts:
-                    for done in work.deliver(index, readout):
-                        yield work.documents[done], self._score(work, done)
+                    for job, own in work.deliver(index, readout):
+                        yield job.document, self._score(job, own)
             except NaNLogits as error:
-                document = work.documents[work.users[error.index][0]]
+                document = work.users[error.index][0].document
                 raise ValueError(
                     f"The logits of {document} are NaN or infinite: the model's weights are broken "
                     f"or {self.model.dtype} overflows; try dtype=float32."
                 ) from error
 
-    def _warn_of_cuts(self, work: Work) -> None:
-        cut = sum(len(parts) > 1 or len(parts[0].prompt.tokens) >= self.max_length
-                  for parts in work.parts)  # fmt: skip
-        if cut:
-            logger.warning(
-                "%d of %d prompts were longer than the model's context of %d tokens and were cut "
-                "from the left.",
-                cut,
-                len(work.documents),
-                self.max_length,
-            )
-
-    def _score(self, work: Work, index: int) -> dict[str, LabelScore]:
-        document, parts = work.documents[index], work.parts[index]
-        own = {c: t for p in parts for c, t in zip(p.labels, p.prompt.labels, strict=True)}
-        kernel = self.scorer.kernel_for(document.task, self._labels_of(document.task), own)
+    def _score(self, job: Job, readouts: Sequence[Readout]) -> dict[str, LabelScore]:
         scores: dict[str, LabelScore] = {}
-        for part, readout in zip(parts, work.take(index), strict=True):
-            log_s = self.scorer.log_scores(readout, part.labels, kernel)
+        for part, readout in zip(job.parts, readouts, strict=True):
+            log_s = self.scorer.log_scores(readout, part.labels, job.votes)
             for i, label in enumerate(part.labels):
                 scores[label] = LabelScore(
                     float(log_s[i]),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lm_eval_semsoft.engine.plan import Prompt, Tokens
 from lm_eval_semsoft.engine.readout import Readout
 
+from .label_scores import Votes
 from .pairs import Document
 
 
@@ -19,40 +20,47 @@ class Part:
     labels: tuple[str, ...]
 
 
-class Work:
-    """Which distinct prompts must be read, and which documents wait for them.
+@dataclass(frozen=True)
+class Job:
+    """A document, its prompts, and who votes for its labels (None: nobody, identity kernel).
 
-    Attributes:
-        documents: [D].
-        parts: [D] each document's parts.
-        prompts: distinct prompts.
-        users: prompt -> documents that wait for it.
+    There is one part, or one per label length where the context must be cut to make room.
     """
 
-    def __init__(self, documents: Sequence[Document], parts: Sequence[list[Part]]) -> None:
-        self.documents = documents
-        self.parts = parts
+    document: Document
+    parts: tuple[Part, ...]
+    votes: Votes | None
+
+
+class Work:
+    """Distinct prompts, and the jobs that wait for them.
+
+    Attributes:
+        prompts: each distinct prompt once.
+        users: prompt -> jobs that need it.
+    """
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
         places: dict[tuple[Tokens, tuple[Tokens, ...]], int] = {}
         self.prompts: list[Prompt] = []
-        self.users: list[list[int]] = []
-        self._needs: list[list[int]] = []
-        self._got: dict[int, Readout] = {}
-        for document, own in enumerate(parts):
-            needs = []
-            for part in own:
+        self.users: list[list[Job]] = []
+        self._readouts: dict[int, Readout] = {}
+        self._needs: dict[int, list[int]] = {}
+        for job in jobs:
+            needs = self._needs[id(job)] = []
+            for part in job.parts:
                 key = (part.prompt.tokens, part.prompt.labels)
                 if key not in places:
                     places[key] = len(self.prompts)
                     self.prompts.append(part.prompt)
                     self.users.append([])
-                self.users[places[key]].append(document)
+                self.users[places[key]].append(job)
                 needs.append(places[key])
-            self._needs.append(needs)
 
-    def deliver(self, index: int, readout: Readout) -> list[int]:
-        """Note a readout; return the documents that are now complete."""
-        self._got[index] = readout
-        return [d for d in self.users[index] if all(n in self._got for n in self._needs[d])]
-
-    def take(self, document: int) -> list[Readout]:
-        return [self._got[n] for n in self._needs[document]]
+    def deliver(self, index: int, readout: Readout) -> Iterator[tuple[Job, list[Readout]]]:
+        """Note a prompt's readout; yield the jobs that are now complete, with all of theirs."""
+        self._readouts[index] = readout
+        for job in self.users[index]:
+            needs = self._needs[id(job)]
+            if all(n in self._readouts for n in needs):
+                yield job, [self._readouts[n] for n in needs]

@@ -335,7 +335,7 @@ def test_disk_that_fills_up_on_the_way(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(demo, "_write_tokenizer", fail)
+        patch.setattr(demo, "write_tokenizer", fail)
         with pytest.raises(ValueError, match=r"disk is full.*SEMSOFT_CACHE"):
             demo.resolve("demo:tiny")
     assert not leftovers(tmp_path / "cache")
@@ -348,7 +348,7 @@ def test_other_errors_stay_what_they_are(
     def fail(*_: Any) -> None:
         raise KeyError("a mistake in the code")
 
-    monkeypatch.setattr(demo, "_write_tokenizer", fail)
+    monkeypatch.setattr(demo, "write_tokenizer", fail)
     with pytest.raises(KeyError, match="a mistake"):
         demo.resolve("demo:tiny")
     assert not leftovers(tmp_path / "cache")
@@ -410,13 +410,13 @@ spec, sample, pause = json.loads(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 model = demo.DemoModel(**spec | {"files": tuple(map(tuple, spec["files"]))})
 demo.DEMO_MODELS = {model.name: model}
 demo._SAMPLE = sample
-write = demo._write_tokenizer
+write = demo.write_tokenizer
 
 def slowly(*args):
     time.sleep(pause)
     write(*args)
 
-demo._write_tokenizer = slowly
+demo.write_tokenizer = slowly
 print(demo.resolve("demo:tiny"))
 """
 
