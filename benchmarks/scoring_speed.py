@@ -34,7 +34,7 @@ from rich.table import Table
 from torch import nn
 
 from lm_eval_semsoft.engine.embeddings import output_head
-from lm_eval_semsoft.engine.forward import Engine
+from lm_eval_semsoft.engine.forward import limits_for
 from lm_eval_semsoft.engine.plan import Prompt, batches, group_by_prefix
 from lm_eval_semsoft.models import demo
 from lm_eval_semsoft.models.pairs import PairEncoder, documents_of
@@ -172,7 +172,7 @@ def matmul_seconds(lm: SemsoftHF, requests: list[Instance]) -> float:
         prompts.append(Prompt(pairs[0][0], tuple(tokens for _, tokens in pairs)))
     head = output_head(lm.model)
     linears = [m for m in lm.model.modules() if isinstance(m, nn.Linear) and m is not head]
-    limits = Engine(lm.model)._limits(prompts, int(lm.batch_size))
+    limits = limits_for(prompts, int(lm.batch_size))
     total = 0.0
     for group in group_by_prefix(prompts):
         if group.prefix:

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import scipy.linalg
 import torch
 from numpy.typing import NDArray
 
@@ -146,21 +146,25 @@ def resolve_scoring(preset: str | None = None, **given: object) -> Scoring:
 
 @dataclass(frozen=True)
 class Space:
-    """A fitted phi: x -> normalise((x - mean) @ matrix).
+    """A fitted phi: subtract the mean, remove directions, whiten, normalise.
 
     Attributes:
         mean: [d], float32, what is subtracted (zero for `raw`).
-        matrix: [d, d], float32, or None for the identity.
+        removed: [d, N], float32, orthonormal directions that are projected out, or None.
+        whitening: [d, d], float32, or None.
     """
 
     mean: torch.Tensor
-    matrix: torch.Tensor | None
+    removed: torch.Tensor | None = None
+    whitening: torch.Tensor | None = None
 
     def __call__(self, vectors: torch.Tensor) -> torch.Tensor:
         """Map [n, d] vectors to [n, d] unit vectors (zero vectors stay zero)."""
         x = vectors.to(self.mean) - self.mean
-        if self.matrix is not None:
-            x = x @ self.matrix
+        if self.removed is not None:
+            x = x - (x @ self.removed) @ self.removed.T
+        if self.whitening is not None:
+            x = x @ self.whitening
         return torch.nn.functional.normalize(x, dim=-1, eps=1e-12)
 
 
@@ -178,28 +182,34 @@ def fit_space(embeddings: torch.Tensor, space: str) -> Space:
     kind, n_directions = parse_space(space)
     d = embeddings.shape[1]
     if kind == "raw":
-        return Space(torch.zeros(d, device=embeddings.device), None)
-    mean = sum(c.double().sum(0) for c in embeddings.split(_ROWS)) / len(embeddings)
-    mean = torch.as_tensor(mean, dtype=torch.float32, device=embeddings.device)
+        return Space(torch.zeros(d, device=embeddings.device))
+    # Sums of sums in float64 on the CPU: some devices have no float64.
+    total = sum(c.float().sum(0).cpu().double() for c in embeddings.split(_ROWS))
+    mean = torch.as_tensor(total / len(embeddings), dtype=torch.float32, device=embeddings.device)
     if kind == "centered":
-        return Space(mean, None)
-    eigenvalues, directions = _principal_directions(embeddings, mean)
+        return Space(mean)
+    wanted = min(n_directions, d - 1) if kind == "pc" else d
+    eigenvalues, directions = _principal_directions(embeddings, mean, wanted)
     if kind == "pc":
-        top = directions[:, -min(n_directions, d - 1) :]
-        return Space(mean, torch.eye(d, device=mean.device) - top @ top.T)
+        return Space(mean, removed=directions)
     # Directions without variance carry no information and would only amplify rounding.
-    scale = eigenvalues.clamp_min(1e-6 * eigenvalues[-1]).rsqrt()
-    return Space(mean, directions * scale)
+    scale = eigenvalues.clamp_min(1e-6 * eigenvalues[-1].item()).rsqrt()
+    return Space(mean, whitening=directions * scale)
 
 
-def _principal_directions(e: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _principal_directions(
+    e: torch.Tensor, mean: torch.Tensor, n: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The n largest eigenvalues of the covariance of E's rows, ascending: [n], vectors [d, n]."""
     covariance = torch.zeros(len(mean), len(mean), device=mean.device)
     sample = e[:: -(-len(e) // _FIT_ROWS)]
     for chunk in sample.split(_ROWS):
         centred = chunk.float() - mean
         covariance += centred.T @ centred / len(sample)
-    eigenvalues, directions = torch.linalg.eigh(covariance.cpu().double())
-    return eigenvalues.float().to(mean.device), directions.float().to(mean.device)
+    d = len(mean)
+    found = scipy.linalg.eigh(covariance.cpu().double().numpy(), subset_by_index=[d - n, d - 1])
+    eigenvalues, directions = (torch.as_tensor(x, dtype=torch.float32) for x in found)
+    return eigenvalues.to(mean.device), directions.to(mean.device)
 
 
 # --------------------------------------------------------------------------------------------
@@ -295,20 +305,28 @@ def build_kernel(cosines: NDArray[np.float32], labels: LabelSet, scoring: Scorin
     # A label whose every cosine is 1 (a one-token vocabulary, say) has no neighbourhood at all.
     tau = np.minimum(tau, 1.0 - 1e-6).astype(np.float32)
     weights = np.maximum(cosines - tau, 0.0, dtype=np.float32)
+    if scoring.rival_votes == "off":
+        _silence_rivals(weights, labels, scoring.anchors)
     if scoring.own_vote == "top-k":
         return Kernel(weights, tau)
     weights /= 1.0 - tau
-    if scoring.rival_votes == "off":
-        _silence_rivals(weights, labels.anchors(scoring.anchors))
     for label, tokens in enumerate(labels.spelled):
         weights[tokens[0], slice(None) if len(tokens) > 1 else label] = 0.0
     return Kernel(weights, tau)
 
 
-def _silence_rivals(weights: NDArray[np.float32], anchors: Sequence[Sequence[int]]) -> None:
+def _silence_rivals(weights: NDArray[np.float32], labels: LabelSet, which: str) -> None:
+    """Silence, for each label, what spells another one.
+
+    A variant that two labels share (of "us" and "US", say) stays with both, but the token that the
+    prompt asks for is one label's alone.
+    """
+    anchors = labels.anchors(which)
     for label, own in enumerate(anchors):
-        rivals = {a for other, ids in enumerate(anchors) if other != label for a in ids}
-        weights[sorted(rivals - set(own)), label] = 0.0
+        others = [other for other in range(len(anchors)) if other != label]
+        rivals = {a for other in others for a in anchors[other]} - set(own)
+        asked = {labels.spelled[other][0] for other in others if len(labels.spelled[other]) == 1}
+        weights[sorted(rivals | (asked - {labels.spelled[label][0]})), label] = 0.0
 
 
 # --------------------------------------------------------------------------------------------

@@ -37,4 +37,9 @@ def output_embeddings(model: nn.Module) -> torch.Tensor:
             "(quantised?): Semantic Softmax cannot measure directions in them; use "
             "scoring=constrained, or load the model with an unquantised lm_head."
         )
+    if weight.device.type == "meta":
+        raise ValueError(
+            f"The output embeddings of {type(model).__name__} are offloaded to disk: Semantic "
+            "Softmax must read them; give the model more memory, or use scoring=constrained."
+        )
     return weight.detach()

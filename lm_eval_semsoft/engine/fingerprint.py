@@ -23,7 +23,7 @@ def model_fingerprint(model: nn.Module) -> str:
         if tensor.device.type != "meta" and tensor.numel():
             flat = tensor.detach().reshape(-1)
             step = max(1, flat.numel() // _SAMPLES)
-            digest.update(flat[::step][:_SAMPLES].double().cpu().numpy().tobytes())
+            digest.update(flat[::step][:_SAMPLES].float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

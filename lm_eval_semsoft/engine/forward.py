@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from .embeddings import output_head
-from .plan import Group, Limits, Prompt, batches, group_by_prefix
+from .plan import GROUP_OVERHEAD, Group, Limits, Prompt, Tokens, Trie, batches, group_by_prefix
 from .readout import DEFAULT_TOP_K, NotFinite, Readout, Reads, read_batch
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,9 @@ class Layout:
         return seen[:, None]
 
 
+# Attention inputs that change the numbers and that `packed_attention` does not compute.
+_UNKNOWN_TO_US = ("s_aux", "sinks", "position_bias", "head_mask", "block_indices", "indices")
+
 _layout: Layout | None = None  # what the registered attention function is to assume right now
 _windows_seen: set[int | None] = set()
 
@@ -112,7 +116,9 @@ def packed_attention(
     layout = _layout
     if layout is None or query.shape[0] != 1:
         raise NotPackable("called outside a packed pass")
-    for name in ("s_aux", "position_bias", "head_mask"):
+    if attention_mask is not None:
+        raise NotPackable("its attention brings a mask of its own")
+    for name in _UNKNOWN_TO_US:
         if kwargs.get(name) is not None:
             raise NotPackable(f"its attention uses {name}")
     _windows_seen.add(sliding_window)
@@ -175,16 +181,22 @@ def _packed(layout: Layout) -> Iterator[None]:
 
 
 @contextmanager
-def _answers_only(head: Any, rows: torch.Tensor, columns: torch.Tensor) -> Iterator[None]:
+def _answers_only(
+    head: Any, width: int, rows: Sequence[int], columns: Sequence[int]
+) -> Iterator[None]:
     """Let only hidden states [rows, columns] reach the head, and let it work in fp32.
 
     A half-precision logit of 20 is rounded to 1/8, which is far more than calibration can bear;
     a hook, because what a model does around its head (caps, scales) stays the model's business.
+    Columns are counted in the `width` tokens that were given: prompt-tuned adapters put tokens of
+    their own before them.
     """
 
     def select(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         hidden = args[0]
-        return (hidden[rows.to(hidden.device), columns.to(hidden.device)][None], *args[1:])
+        own = torch.tensor(columns, device=hidden.device, dtype=torch.long)
+        where = torch.tensor(rows, device=hidden.device, dtype=torch.long)
+        return (hidden[where, own + (hidden.shape[1] - width)][None], *args[1:])
 
     handle = head.register_forward_pre_hook(select)
     upcast = _takes_fp32(head)
@@ -222,6 +234,8 @@ def _fp32_linear(head: Any, x: torch.Tensor) -> torch.Tensor:
 # --------------------------------------------------------------------------------------------
 
 Progress = Callable[[int], object]
+Indices = tuple[int, ...]
+Prefix = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
 class Engine:
@@ -230,20 +244,26 @@ class Engine:
     Args:
         model: a causal transformers model, in eval mode.
         prefix_sharing: run shared prompt prefixes once (packed); off = plain passes.
+        device: where its inputs go; None = where its first weights are.
+        autocast: a precision context for its passes.
 
     Raises:
         ValueError: the model has no output embeddings.
     """
 
-    def __init__(self, model: Any, prefix_sharing: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        prefix_sharing: bool = True,
+        device: torch.device | None = None,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         self.model = model
         self.head = output_head(model)
-        self.prefix_sharing = prefix_sharing
+        self.device = device or next(model.parameters()).device
+        self._autocast = autocast
         self._packable: bool | None = None if prefix_sharing else False
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        self._most = sys.maxsize  # documents at once, after a lack of memory
 
     def read(
         self,
@@ -257,8 +277,8 @@ class Engine:
         Args:
             prompts: what to read.
             batch_size: memory allowed, in rows of the longest prompt: as many documents run
-                together as have no more new tokens than that many whole prompts. None = as many
-                as the device takes (halved whenever it runs out of memory).
+                together as have no more new tokens than that many whole prompts; None = 64.
+                Batches are halved when the device runs out of memory.
             top_k: K, stored tokens per answer position (clipped to the vocabulary).
             progress: called with the number of prompts just done.
 
@@ -268,48 +288,66 @@ class Engine:
         if not prompts:
             return
         packed = self._can_pack()
-        groups = group_by_prefix(prompts) if packed else [Group(0, tuple(range(len(prompts))))]
-        limits = self._limits(prompts, batch_size)
-        with torch.inference_mode(), self._attention(packed):
+        groups = self._groups(prompts) if packed else [Group(0, tuple(range(len(prompts))))]
+        limits = limits_for(prompts, batch_size)
+        with torch.inference_mode(), self._autocast(), self._attention(packed):
             for group in groups:
                 prefix = self._prefix_pass(prompts, group) if packed else {}
-                for batch in batches(prompts, group, limits):
-                    yield from self._read_batch(prompts, group, batch, prefix, packed, top_k)
-                    progress(len(batch))
+                for batch in batches(prompts, group, limits, packed):
+                    run = partial(self._read_batch, prompts, group.prefix, prefix, limits, top_k)
+                    for part, readouts in self._fitting(batch, run):
+                        yield from zip(part, readouts, strict=True)
+                        progress(len(part))
 
-    def _limits(self, prompts: Sequence[Prompt], batch_size: int | None) -> Limits:
-        longest = max(len(p.tokens) + p.trie.n_extra for p in prompts)
-        rows = _AUTO_ROWS if batch_size is None else max(1, batch_size)
-        # Logits take V floats a row: a quarter of what a pass over whole prompts would hold.
-        return Limits(tokens=rows * longest, answers=max(rows, rows * longest // 4))
+    def _fitting(
+        self, batch: Indices, run: Callable[[Indices], list[Readout] | None]
+    ) -> Iterator[tuple[Indices, list[Readout]]]:
+        """Run a batch, in smaller parts from the moment that the device runs out of memory."""
+        waiting = deque([batch])
+        while waiting:
+            part = waiting.popleft()
+            if len(part) > self._most:
+                waiting.extendleft((part[self._most :], part[: self._most]))
+                continue
+            readouts = run(part)
+            if readouts is None:
+                self._most = len(part) // 2
+                logger.warning("Out of memory: at most %d documents at once now.", self._most)
+                waiting.appendleft(part)
+            else:
+                yield part, readouts
+
+    def _groups(self, prompts: Sequence[Prompt]) -> list[Group]:
+        # An accelerator runs a thousand tokens in the time that it takes to start a pass.
+        small_is_cheap = self.device.type == "cpu"
+        return group_by_prefix(prompts, GROUP_OVERHEAD if small_is_cheap else 16 * GROUP_OVERHEAD)
 
     def _read_batch(
         self,
         prompts: Sequence[Prompt],
-        group: Group,
-        batch: tuple[int, ...],
+        n_prefix: int,
         prefix: Prefix,
-        packed: bool,
+        limits: Limits,
         top_k: int,
-    ) -> Iterator[tuple[int, Readout]]:
+        batch: Indices,
+    ) -> list[Readout] | None:
+        """The readouts of one batch; None if the device ran out of memory.
+
+        None, because inside `except` the failed pass's tensors would still be alive.
+        """
         chosen = [prompts[i] for i in batch]
         try:
-            if packed:
-                logits = self._packed_pass(chosen, group.prefix, prefix)
+            if self._packable:
+                logits = self._packed_pass(chosen, n_prefix, prefix)
             else:
-                logits = self._plain_pass(chosen)
-            readouts = read_batch(logits, _reads_of(chosen), top_k)
+                logits = self._plain_pass(chosen, limits.tokens)
+            return read_batch(logits, _reads_of(chosen), top_k)
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
-            logger.warning("Out of memory with %d documents: halving.", len(batch))
-            half = len(batch) // 2
-            for part in (batch[:half], batch[half:]):
-                yield from self._read_batch(prompts, group, part, prefix, packed, top_k)
-            return
+            return None
         except NotFinite as error:
             raise NaNLogits(batch[error.row]) from error
-        yield from zip(batch, readouts, strict=True)
 
     # -- packed ------------------------------------------------------------------------------
 
@@ -331,9 +369,8 @@ class Engine:
             return {}
         tokens = prompts[group.members[0]].tokens[: group.prefix]
         layout = _layout_of([Prompt(tokens, ((0,),))], 0, {}, self.device, record=True)
-        last = torch.tensor([len(tokens) - 1])
-        with _packed(layout), _answers_only(self.head, torch.zeros_like(last), last):
-            self._forward(torch.tensor([tokens]), layout)
+        with _packed(layout), _answers_only(self.head, len(tokens), [], []):
+            self._forward(tokens, layout)
         return layout.prefix
 
     def _packed_pass(self, chosen: Sequence[Prompt], n_prefix: int, prefix: Prefix) -> torch.Tensor:
@@ -345,29 +382,37 @@ class Engine:
             own = len(p.tokens) - n_prefix
             answers += range(start + own - 1, start + own + p.trie.n_extra)
             start += own + p.trie.n_extra
-        columns = torch.tensor(answers)
-        with _packed(layout), _answers_only(self.head, torch.zeros_like(columns), columns):
-            return self._forward(torch.tensor([row]), layout)
+        with _packed(layout), _answers_only(self.head, len(row), [0] * len(answers), answers):
+            return self._forward(row, layout)
 
-    def _forward(self, row: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def _forward(self, row: Sequence[int], layout: Layout) -> torch.Tensor:
         positions = layout.positions.flatten()[layout.packed][None]
-        ids = row.to(self.device)
+        ids = torch.tensor([row], device=self.device)
         return self.model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
 
     # -- plain -------------------------------------------------------------------------------
 
-    def _plain_pass(self, chosen: Sequence[Prompt]) -> torch.Tensor:
-        """Right-padded rows without a mask, as causal attention allows: one per trie leaf."""
-        rows: list[tuple[int, ...]] = []
-        at, columns = [], []
-        for p in chosen:
-            row_of = _place_nodes(p, rows)
-            at += [row for row, _ in row_of]
-            columns += [column for _, column in row_of]
+    def _plain_pass(self, chosen: Sequence[Prompt], most_tokens: int = sys.maxsize) -> torch.Tensor:
+        """Right-padded rows without a mask, as causal attention allows: one per trie leaf.
+
+        The rows of a prompt with many leaves go in several passes if they are too many.
+        """
+        rows: list[Tokens] = []
+        places = [place for p in chosen for place in _place_nodes(p, rows)]
         width = max(map(len, rows))
-        ids = torch.tensor([[*r, *[0] * (width - len(r))] for r in rows], device=self.device)
-        with _answers_only(self.head, torch.tensor(at), torch.tensor(columns)):
-            return self.model(input_ids=ids, use_cache=False).logits[0]
+        step = max(1, most_tokens // width)
+        parts, order = [], []
+        for start in range(0, len(rows), step):
+            own = rows[start : start + step]
+            here = [i for i, (row, _) in enumerate(places) if start <= row < start + step]
+            order += here
+            ids = [[*r, *[0] * (width - len(r))] for r in own]
+            at, columns = [places[i][0] - start for i in here], [places[i][1] for i in here]
+            with _answers_only(self.head, width, at, columns):
+                given = torch.tensor(ids, device=self.device)
+                parts.append(self.model(input_ids=given, use_cache=False).logits[0])
+        back = torch.tensor(order, device=parts[0].device).argsort()
+        return torch.cat(parts)[back] if len(parts) > 1 else parts[0]
 
     # -- may we pack? ------------------------------------------------------------------------
 
@@ -388,27 +433,43 @@ class Engine:
         able = getattr(self.model, "_can_set_attn_implementation", None)
         if able is None or not able():
             return "its attention cannot be exchanged"
+        if _rope_depends_on_length(self.model.config):
+            return "its rotary embedding depends on the longest position of a call"
         prompts = _probe_prompts(self.head.weight.shape[0])
-        whole = Group(4, (0, 1))
         try:
-            with torch.inference_mode():
-                plain = self._plain_pass(prompts).float().log_softmax(-1)
+            with torch.inference_mode(), self._autocast():
+                plain = self._plain_pass(prompts).log_softmax(-1, dtype=torch.float32)
                 _windows_seen.clear()
                 with self._attention(True):
-                    prefix = self._prefix_pass(prompts, whole)
-                    packed = self._packed_pass(prompts, 4, prefix).float().log_softmax(-1)
+                    prefix = self._prefix_pass(prompts, Group(4, (0, 1)))
+                    packed = self._packed_pass(prompts, 4, prefix)
+                    packed = packed.log_softmax(-1, dtype=torch.float32)
         except (NotPackable, TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
             return f"{type(error).__name__}: {error}"
         if (window := _hidden_window(self.model.config)) and window not in _windows_seen:
             return f"its sliding window of {window} tokens is not told to the attention function"
-        top = plain.topk(min(20, plain.shape[-1])).indices
-        gap = (plain.gather(1, top) - packed.gather(1, top)).abs().max().item()
-        tolerance = 1e-2 if plain.dtype == self.head.weight.dtype else 1.0
-        return None if gap < tolerance else f"a packed pass differs by {gap:.3g} nats"
+        return _why_different(plain, packed, next(self.model.parameters()).dtype)
 
 
-Prefix = dict[int, tuple[torch.Tensor, torch.Tensor]]
-_AUTO_ROWS = 64
+def limits_for(prompts: Sequence[Prompt], batch_size: int | None) -> Limits:
+    """What a batch size in whole prompts allows to run at once (None: as for 64)."""
+    longest = max(len(p.tokens) + p.trie.n_extra for p in prompts)
+    rows = 64 if batch_size is None else max(1, batch_size)
+    # Logits take V floats a row: a quarter of what a pass over whole prompts would hold.
+    return Limits(tokens=rows * longest, answers=max(rows, rows * longest // 4))
+
+
+def _why_different(plain: torch.Tensor, packed: torch.Tensor, dtype: torch.dtype) -> str | None:
+    """None if two passes agree on the 20 most probable tokens, as far as their precision goes.
+
+    In half precision another order of sums moves single log-probabilities by tenths, but their
+    median by a few hundredths; a wrong mask or position moves all of them by nats.
+    """
+    top = plain.topk(min(20, plain.shape[-1])).indices
+    gaps = (plain.gather(1, top) - packed.gather(1, top)).abs()
+    worst, middle = float(gaps.max()), float(gaps.median())
+    near = worst < 1e-2 if dtype == torch.float32 else worst < 1.0 and middle < 0.15
+    return None if near else f"a packed pass differs by {worst:.3g} nats"
 
 
 def _reads_of(chosen: Sequence[Prompt]) -> Reads:
@@ -453,21 +514,28 @@ def _visibility(
     visible = torch.ones(width, width, dtype=torch.bool).tril().repeat(len(chosen), 1, 1)
     positions = (n_prefix + torch.arange(width)).repeat(len(chosen), 1)
     for b, p in enumerate(chosen):
-        own = len(p.tokens) - n_prefix
-        for node in range(1, len(p.trie.tokens)):
-            at, parent = own + node - 1, p.trie.parents[node]
-            positions[b, at] = len(p.tokens) - 1 + p.trie.depths[node]
-            visible[b, at, own:] = visible[b, own + parent - 1, own:] if parent else False
-            visible[b, at, at] = True
+        if p.trie.n_extra:
+            own, end = len(p.tokens) - n_prefix, len(p.tokens) - n_prefix + p.trie.n_extra
+            block, depths = _trie_block(p.trie)
+            visible[b, own:end, own:end] = block
+            positions[b, own:end] = len(p.tokens) - 1 + depths
     return visible, positions
 
 
-def _place_nodes(prompt: Prompt, rows: list[tuple[int, ...]]) -> list[tuple[int, int]]:
+@lru_cache(maxsize=1024)
+def _trie_block(trie: Trie) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which extra node sees which, [n, n] bool, and their depths, [n]."""
+    block = torch.zeros(trie.n_extra, trie.n_extra, dtype=torch.bool)
+    for node, seen in enumerate(trie.ancestry):
+        block[node, [s - 1 for s in seen]] = True
+    return block, torch.tensor(trie.depths[1:])
+
+
+def _place_nodes(prompt: Prompt, rows: list[Tokens]) -> list[tuple[int, int]]:
     """Append this prompt's rows; return (row, column) of each trie node's answer position."""
     trie = prompt.trie
-    inner = set(trie.parents)
     where: list[tuple[int, int]] = [(-1, -1)] * len(trie.tokens)
-    for leaf in (node for node in range(len(trie.tokens)) if node not in inner):
+    for leaf in trie.leaves:
         rows.append((*prompt.tokens, *trie.path(leaf)))
         node = leaf
         while node >= 0 and where[node][0] < 0:
@@ -483,9 +551,24 @@ def _probe_prompts(vocabulary: int) -> list[Prompt]:
     return [Prompt((*ids[6:10], *ids[10:13]), labels), Prompt((*ids[6:10], *ids[13:16]), labels)]
 
 
-def _hidden_window(config: object) -> int | None:
+def _text_config(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _rope_depends_on_length(config: Any) -> bool:
+    """Does the model choose its rotary frequencies by the longest position of each call?
+
+    Keys of a prefix would be turned by other frequencies than the queries that meet them later.
+    """
+    given = getattr(_text_config(config), "rope_parameters", None) or {}
+    each = [given, *(value for value in given.values() if isinstance(value, dict))]
+    kinds = {str(rope.get("rope_type", "default")) for rope in each}
+    return any("dynamic" in kind or kind == "longrope" for kind in kinds)
+
+
+def _hidden_window(config: Any) -> int | None:
     """The sliding window that some layer of the model uses, if any."""
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = _text_config(config)
     types = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None)
     if types:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 Tokens = tuple[int, ...]
 
-# A prefix pass and a batch of its own cost about as much as this many tokens.
-_GROUP_OVERHEAD = 64
+# What a prefix pass and batches of its own cost, in tokens, where small passes are cheap.
+GROUP_OVERHEAD = 64
+# Keys and values that a batch may read for each new token that it may run: bounds the memory of
+# long shared prefixes, which every document of a batch sees.
+_KEYS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Prompt:
 
     @cached_property
     def trie(self) -> Trie:
-        return Trie.of(self.labels)
+        return _trie(self.labels)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,20 @@ class Trie:
         """Tokens that must be run after the prompt's own."""
         return len(self.tokens) - 1
 
+    @cached_property
+    def leaves(self) -> Tokens:
+        """Nodes without children."""
+        inner = set(self.parents)
+        return tuple(node for node in range(len(self.tokens)) if node not in inner)
+
+    @cached_property
+    def ancestry(self) -> tuple[tuple[int, ...], ...]:
+        """For each extra node i >= 1, the extra nodes that it sees: itself and its ancestors."""
+        seen: list[tuple[int, ...]] = [()]
+        for node in range(1, len(self.tokens)):
+            seen.append((*seen[self.parents[node]], node))
+        return tuple(seen[1:])
+
     def path(self, node: int) -> Tokens:
         """Label tokens from the answer position down to a node."""
         tokens: list[int] = []
@@ -81,6 +98,12 @@ class Trie:
             tokens.append(self.tokens[node])
             node = self.parents[node]
         return tuple(reversed(tokens))
+
+
+@lru_cache(maxsize=1024)
+def _trie(labels: tuple[Tokens, ...]) -> Trie:
+    """One trie for all prompts with the same labels."""
+    return Trie.of(labels)
 
 
 @dataclass(frozen=True)
@@ -104,16 +127,16 @@ class Limits:
     answers: int
 
 
-def group_by_prefix(prompts: Sequence[Prompt]) -> list[Group]:
+def group_by_prefix(prompts: Sequence[Prompt], overhead: int = GROUP_OVERHEAD) -> list[Group]:
     """A flat set of shared prefixes that saves many tokens (greedy, bottom-up).
 
     In lexicographic order the prompts that share m tokens are neighbours, so the candidates are
     the nested intervals of the longest-common-prefix array. Going up from the leaves, a child
     leaves its parent's group when it saves more by itself. What shares nothing worth while ends
-    in one group without a prefix.
+    in one group without a prefix. A group must save more than `overhead` tokens.
     """
     order = sorted(range(len(prompts)), key=lambda i: prompts[i].tokens)
-    best = _best_grouping(_shared_lengths([prompts[i].tokens for i in order]))
+    best = _best_grouping(_shared_lengths([prompts[i].tokens for i in order]), overhead)
     groups = [Group(n, tuple(order[i] for i in members)) for n, members in best.groups]
     alone = tuple(order[i] for i in best.free)
     return groups + ([Group(0, alone)] if alone else [])
@@ -150,22 +173,22 @@ class _Best:
         return [i for _, members in self.groups for i in members]
 
 
-def _best_grouping(shared: Sequence[int]) -> _Best:
+def _best_grouping(shared: Sequence[int], overhead: int) -> _Best:
     """Walk the nested intervals bottom-up, with a stack of those that are still open."""
     open_intervals: list[tuple[int, list[_Best]]] = [(0, [])]
     for i, length in enumerate([*shared, 0]):
         done = _Best([i], 0, [])
         while open_intervals[-1][0] > length:
             prefix, children = open_intervals.pop()
-            done = _close(prefix, [*children, done])
+            done = _close(prefix, [*children, done], overhead)
         if open_intervals[-1][0] < length:
             open_intervals.append((length, [done]))
         else:
             open_intervals[-1][1].append(done)
-    return _close(*open_intervals[0])
+    return _close(*open_intervals[0], overhead)
 
 
-def _close(prefix: int, children: Sequence[_Best]) -> _Best:
+def _close(prefix: int, children: Sequence[_Best], overhead: int) -> _Best:
     """Group what gains by this prefix; groups of a child that save more by themselves stay."""
     saved, groups, free, dissolved, together = 0, [], [], 0, []
     kept: list[_Best] = []
@@ -180,29 +203,39 @@ def _close(prefix: int, children: Sequence[_Best]) -> _Best:
         else:
             saved += child.saved
             groups += child.groups
-    own = prefix * (len(together) - 1) - _GROUP_OVERHEAD
+    own = prefix * (len(together) - 1) - overhead
     if own > dissolved:
         return _Best([], saved + own, [*groups, (prefix, together)])
     groups += [g for child in kept for g in child.groups]
     return _Best(free, saved + dissolved, groups)
 
 
-def batches(prompts: Sequence[Prompt], group: Group, limits: Limits) -> Iterator[tuple[int, ...]]:
+def batches(
+    prompts: Sequence[Prompt], group: Group, limits: Limits, packed: bool = True
+) -> Iterator[tuple[int, ...]]:
     """Cut a group into batches of prompts of similar length, the longest first.
 
     Longest first, so that a lack of memory shows at once and the time left is never guessed too
-    short. A batch holds at least one prompt, however large that is.
+    short. A batch holds at least one prompt, however large that is. A packed batch runs a label
+    trie as extra tokens; a plain one runs the whole prompt once per leaf of the trie.
     """
 
     def width(i: int) -> int:
-        return len(prompts[i].tokens) - group.prefix + prompts[i].trie.n_extra
+        own, trie = len(prompts[i].tokens) - group.prefix, prompts[i].trie
+        return own + trie.n_extra if packed else len(trie.leaves) * (own + max(trie.depths))
+
+    def fits(n: int, widest: int, answers: int) -> bool:
+        return (
+            n * widest <= limits.tokens
+            and n * (group.prefix + widest) <= _KEYS_PER_TOKEN * limits.tokens
+            and answers <= limits.answers
+        )
 
     batch: list[int] = []
     answers = 0
     for i in sorted(group.members, key=lambda i: (-width(i), i)):
         more = len(prompts[i].trie.tokens)
-        too_long = (len(batch) + 1) * width(batch[0] if batch else i) > limits.tokens
-        if batch and (too_long or answers + more > limits.answers):
+        if batch and not fits(len(batch) + 1, width(batch[0]), answers + more):
             yield tuple(batch)
             batch, answers = [], 0
         batch.append(i)

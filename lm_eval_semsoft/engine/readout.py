@@ -171,7 +171,7 @@ def _labels(
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     position = torch.tensor(reads.position, device=logprobs.device)
     token = torch.tensor(reads.token, device=logprobs.device)
-    read = logprobs[position, token].double().cpu().numpy()
+    read = logprobs[position, token].cpu().double().numpy()
     hit = (argmax[position] == token).cpu().numpy()
     total = np.zeros(sum(reads.n_labels))
     misses = np.zeros(sum(reads.n_labels), dtype=np.int64)

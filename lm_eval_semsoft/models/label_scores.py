@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from lm_eval_semsoft.core.semantic_softmax import (
     semantic_log_scores,
 )
 from lm_eval_semsoft.engine.labels import Encode, label_set, why_no_kernel
+from lm_eval_semsoft.engine.plan import Tokens
 from lm_eval_semsoft.engine.readout import Readout
 
 from .pairs import Document
@@ -77,17 +78,39 @@ def load_response(text: str) -> Any:
     return tuple(record["tuple"]) if "tuple" in record else record["value"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class TaskLabels:
-    """The labels of a task, as far as they are known: continuation -> its tokens.
+    """The labels of a task, over all of its documents.
 
     Attributes:
-        tokens: every continuation seen.
-        fixed: do all documents have the same labels?
+        tokens: continuation -> its tokens.
+        fixed: do all documents choose from the same labels?
     """
 
-    tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    fixed: bool = True
+    tokens: dict[str, Tokens]
+    fixed: bool
+
+    @classmethod
+    def of(
+        cls, documents: Sequence[Document], tokens: Sequence[Mapping[str, Tokens]]
+    ) -> TaskLabels:
+        """The labels of a task's documents, given the tokens of each one's continuations.
+
+        They are fixed if no document lacks some that another one has, so far as none has them all;
+        a lone document's are not if they stand in it, as a question's own options do.
+        """
+        union = {c: own for document in reversed(tokens) for c, own in document.items()}
+        largest = max(map(len, tokens))
+        alone = len({document.doc_id for document in documents}) == 1
+        fixed = len(union) == largest > 1 and not (alone and _labels_are_in(documents[0]))
+        return cls(union, fixed)
+
+    @cached_property
+    def why_identity(self) -> str | None:
+        """Why neighbours should not vote for these labels, or None if they should."""
+        if not self.fixed:
+            return "no label set that all documents share"
+        return why_no_kernel(tuple(self.tokens))
 
     def to_json(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "fixed": self.fixed}
@@ -95,19 +118,6 @@ class TaskLabels:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> TaskLabels:
         return cls({k: tuple(v) for k, v in record["tokens"].items()}, record["fixed"])
-
-    def add(self, document: Document, tokens: Mapping[str, tuple[int, ...]]) -> None:
-        """Note a document's labels.
-
-        A label set is fixed as long as no document brings a label that another one lacks, and
-        none has its labels written into it (as questions with options do).
-        """
-        known = len(self.tokens)
-        self.fixed = self.fixed and not _labels_are_in(document)
-        for continuation, own in tokens.items():
-            self.tokens.setdefault(continuation, own)
-        if known and len(self.tokens) > max(known, len(tokens)):
-            self.fixed = False
 
 
 def _labels_are_in(document: Document) -> bool:
@@ -161,13 +171,11 @@ class Scorer:
         self._embeddings = embeddings
         self._encode = encode
         self._kernel = kernel
-        self._built: dict[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]], Votes] = {}
+        self._built: dict[tuple[tuple[str, ...], tuple[Tokens, ...]], Votes] = {}
         self._space: Any = None
         self._said: set[str] = set()
 
-    def votes(
-        self, task: str | None, known: TaskLabels, own: Mapping[str, tuple[int, ...]]
-    ) -> Votes | None:
+    def votes(self, task: str | None, known: TaskLabels, own: Mapping[str, Tokens]) -> Votes | None:
         """Who votes for the labels of a document; None = identity kernel.
 
         Args:
@@ -182,16 +190,16 @@ class Scorer:
             return None
         if not self._wants_cosine(task, known):
             return None
-        labels = tuple(known.tokens)
-        spelled = tuple(own.get(c, known.tokens[c]) for c in labels)
+        labels = tuple(known.tokens if known.fixed else own)
+        spelled = tuple(own.get(c) or known.tokens[c] for c in labels)
         if (labels, spelled) not in self._built:
+            if not known.fixed:  # other labels in every document: keep only the newest
+                self._built.clear()
             self._built[labels, spelled] = Votes(labels, self._build(task, labels, spelled))
         return self._built[labels, spelled]
 
     def _wants_cosine(self, task: str | None, known: TaskLabels) -> bool:
-        reason = why_no_kernel(list(known.tokens))
-        if not known.fixed:
-            reason = "other choices in every document"
+        reason = known.why_identity
         if self._kernel == "cosine":
             if reason:
                 self._say_once(
@@ -210,11 +218,12 @@ class Scorer:
             logger.log(level, message)
 
     def _build(
-        self, task: str | None, columns: Sequence[str], spelled: tuple[tuple[int, ...], ...]
+        self, task: str | None, columns: Sequence[str], spelled: tuple[Tokens, ...]
     ) -> Kernel:
         labels = label_set([c.strip() for c in columns], spelled, self._encode)
         embeddings = self._embeddings()
         if self._space is None:
+            _check_rows(task, embeddings)
             self._space = fit_space(embeddings, self.scoring.space)
         cosines = label_cosines(embeddings, self._space, labels, self.scoring.anchors)
         kernel = build_kernel(cosines, labels, self.scoring)
@@ -232,6 +241,17 @@ class Scorer:
         )
         own = given[[votes.column[label] for label in labels]]
         return semantic_log_scores(readout.label_logprobs, own, self.scoring)
+
+
+def _check_rows(task: str | None, embeddings: torch.Tensor) -> None:
+    for start in range(0, len(embeddings), 16384):  # no second copy of a large matrix
+        broken = ~torch.isfinite(embeddings[start : start + 16384]).all(1)
+        if broken.any():
+            raise ValueError(
+                f"Cannot score the label words of task {task}: the output embedding of token "
+                f"{start + int(broken.nonzero()[0])} is NaN or infinite, so the model's weights "
+                "are broken, and the logits of every document with them."
+            )
 
 
 def _describe(task: str | None, labels: LabelSet, kernel: Kernel) -> str:

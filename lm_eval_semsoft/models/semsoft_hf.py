@@ -85,6 +85,11 @@ class SemsoftHF(HFLM):
         self.prefix_sharing = _on_off(prefix_sharing)
         check_choice("kernel", kernel, KERNELS)
         check_choice("prefix_sharing", self.prefix_sharing, SWITCH)
+        if kwargs.get("tp_plan") is not None:
+            raise ValueError(
+                f"tp_plan={kwargs['tp_plan']!r} is not supported by semsoft-hf, which needs whole "
+                "output embeddings: use parallelize=True, or --model hf."
+            )
         kwargs["device"] = kwargs.get("device") or _best_device()
         if pretrained is None or (
             isinstance(pretrained, str) and pretrained.startswith(demo.PREFIX)
@@ -99,13 +104,14 @@ class SemsoftHF(HFLM):
                 "decoder-only model; use --model hf for this one."
             )
         self._join_other_processes()
-        self.engine = Engine(self.model, prefix_sharing=self.prefix_sharing == "on")
+        self.engine = Engine(
+            self.model, self.prefix_sharing == "on", torch.device(self.device), self._autocast
+        )
         self._say_if_clipped()
         self.scorer = Scorer(
             self.scoring, lambda: output_embeddings(self.model), self._encode_label, kernel
         )
         self.fingerprint = combine({**self._settings(), "weights": model_fingerprint(self.model)})
-        self._task_labels: dict[str | None, TaskLabels] = {}
         self._introduced = False
 
     def _join_other_processes(self) -> None:
@@ -130,6 +136,10 @@ class SemsoftHF(HFLM):
                 vocabulary,
             )
 
+    def _autocast(self) -> torch.autocast:
+        dtype = self.mixed_precision_dtype
+        return torch.autocast(torch.device(self.device).type, dtype, enabled=dtype is not None)
+
     def _encode_label(self, text: str) -> list[int]:
         return list(self.tok_encode(text, add_special_tokens=False))
 
@@ -139,15 +149,20 @@ class SemsoftHF(HFLM):
         return {
             **vars(self.scoring),
             "kernel": self.kernel,
-            "dtype": str(self.model.dtype),
+            "dtype": [str(self.model.dtype), str(self.mixed_precision_dtype)],
+            "config": self.model.config.to_json_string(),
+            "tokenizer": [self.tokenizer.name_or_path, len(self.tokenizer)],
             "chat_template": self.tokenizer.chat_template,
+            "context": [self.max_length, self.add_bos_token, self.prefix_token_id],
             "version": lm_eval_semsoft.__version__,
         }
 
     def get_model_info(self) -> dict[str, Any]:
         """The harness's model information and, under `semsoft`, what the scores depend on."""
-        own = {k: v for k, v in self._settings().items() if k not in ("chat_template", "dtype")}
-        own |= {
+        own = {
+            **vars(self.scoring),
+            "kernel": self.kernel,
+            "version": lm_eval_semsoft.__version__,
             "preset": self.preset,
             "prefix_sharing": self.prefix_sharing,
             "fingerprint": self.fingerprint,
@@ -185,21 +200,33 @@ class SemsoftHF(HFLM):
             cache_hook.dbdict.encode = dump_response
             cache_hook.dbdict.decode = load_response
 
-    def _labels_of(self, task: str | None) -> TaskLabels:
-        """A task's labels; after a restart the cache knows those of documents already done."""
-        if task not in self._task_labels:
-            stored = self.cache_hook.dbdict
-            key = f"labels:{task}"
-            known = TaskLabels()
-            if stored is not None and key in stored:
-                known = TaskLabels.from_json(stored[key])
-            self._task_labels[task] = known
-        return self._task_labels[task]
+    def _labels_of_tasks(
+        self, documents: Sequence[Document], tokens: Sequence[dict[str, Tokens]]
+    ) -> dict[str | None, TaskLabels]:
+        """The labels of every task in this call.
 
-    def _keep_labels(self) -> None:
-        if self.cache_hook.dbdict is not None:
-            for task, known in self._task_labels.items():
+        A run that was stopped may have only some labels of its last document left to score; then
+        the cache knows the whole set.
+        """
+        own: dict[str | None, list[int]] = {}
+        for i, document in enumerate(documents):
+            own.setdefault(document.task, []).append(i)
+        found = {}
+        for task, places in own.items():
+            known = TaskLabels.of([documents[i] for i in places], [tokens[i] for i in places])
+            stored = self._stored_labels(task)
+            if len(places) == 1 and stored and known.tokens.keys() < stored.tokens.keys():
+                known = stored
+            elif self.cache_hook.dbdict is not None:
                 self.cache_hook.dbdict[f"labels:{task}"] = known.to_json()
+            found[task] = known
+        return found
+
+    def _stored_labels(self, task: str | None) -> TaskLabels | None:
+        stored, key = self.cache_hook.dbdict, f"labels:{task}"
+        if stored is None or key not in stored:
+            return None
+        return TaskLabels.from_json(stored[key])
 
     # -- scoring -------------------------------------------------------------------------------
 
@@ -228,18 +255,24 @@ class SemsoftHF(HFLM):
 
     def _jobs(self, documents: Sequence[Document]) -> list[Job]:
         """All that can be known, and can be wrong, before any model time is spent."""
-        tokens = self._tokenize(documents)
-        for document, pairs in zip(documents, tokens, strict=True):
-            known = self._labels_of(document.task)
-            known.add(document, {c: label for c, (_, label) in pairs.items()})
-            self._check_distinct(document, known)
-        self._keep_labels()
-        jobs = []
-        for document, pairs in zip(documents, tokens, strict=True):
-            own = {c: label for c, (_, label) in pairs.items()}
-            votes = self.scorer.votes(document.task, self._labels_of(document.task), own)
-            jobs.append(Job(document, self._cut(pairs), votes))
-        self._warn_of_cuts(jobs)
+        pairs = self._tokenize(documents)
+        tokens = [{c: label for c, (_, label) in own.items()} for own in pairs]
+        known = self._labels_of_tasks(documents, tokens)
+        jobs, n_cut = [], 0
+        for document, own, labels in zip(documents, pairs, tokens, strict=True):
+            self._check_distinct(document, known[document.task])
+            parts, cut = self._cut(own)
+            n_cut += cut
+            votes = self.scorer.votes(document.task, known[document.task], labels)
+            jobs.append(Job(document, parts, votes))
+        if n_cut:
+            logger.warning(
+                "%d of %d prompts were longer than the model's context of %d tokens and were cut "
+                "from the left.",
+                n_cut,
+                len(jobs),
+                self.max_length,
+            )
         return jobs
 
     def _tokenize(self, documents: Sequence[Document]) -> list[dict[str, tuple[Tokens, Tokens]]]:
@@ -277,28 +310,22 @@ class SemsoftHF(HFLM):
                     f"of task {document.task}: labels must differ."
                 )
 
-    def _cut(self, pairs: dict[str, tuple[Tokens, Tokens]]) -> tuple[Part, ...]:
-        """Cut contexts from the left to what leaves room for the label, as the harness does."""
+    def _cut(self, pairs: dict[str, tuple[Tokens, Tokens]]) -> tuple[tuple[Part, ...], bool]:
+        """Cut contexts from the left to what leaves room for the label, as the harness does.
+
+        Returns the parts, and whether anything was cut.
+        """
         parts: dict[Tokens, list[str]] = {}
+        cut = False
         for continuation, (context, label) in pairs.items():
             room = self.max_length + 1 - len(label)
+            cut = cut or len(context) > room
             parts.setdefault(context[-room:], []).append(continuation)
-        return tuple(
+        made = (
             Part(Prompt(context, tuple(pairs[c][1] for c in labels)), tuple(labels))
             for context, labels in parts.items()
         )
-
-    def _warn_of_cuts(self, jobs: Sequence[Job]) -> None:
-        limit = self.max_length
-        cut = sum(len(j.parts) > 1 or len(j.parts[0].prompt.tokens) >= limit for j in jobs)
-        if cut:
-            logger.warning(
-                "%d of %d prompts were longer than the model's context of %d tokens and were cut "
-                "from the left.",
-                cut,
-                len(jobs),
-                limit,
-            )
+        return tuple(made), cut
 
     def _scored(
         self, jobs: Sequence[Job], disable_tqdm: bool
@@ -309,7 +336,7 @@ class SemsoftHF(HFLM):
         with tqdm(total=len(work.prompts), unit="doc", desc="Scoring", disable=quiet) as bar:
             readouts = self.engine.read(
                 work.prompts,
-                None if self.batch_size == "auto" else int(self.batch_size),
+                self.max_batch_size if self.batch_size == "auto" else int(self.batch_size),
                 max(DEFAULT_TOP_K, self.scoring.top_k),
                 progress=bar.update,
             )

@@ -243,6 +243,26 @@ def test_first_piece_of_a_long_label_votes_for_nobody() -> None:
         assert (kernel.weights[23, 0] > 0) == (rivals == "on")
 
 
+def test_rivals_that_share_a_variant_do_not_vote_as_asked() -> None:
+    """Of "us" and "US" each spells the other's variant, but only one token each is asked for."""
+    labels = LabelSet(("us", "US"), ((1,), (2,)), ((1, 2, 5), (1, 2, 5)))
+    kernel = build_kernel(np.ones((V, 2), dtype=np.float32), labels, Scoring(tau=0.0))
+    assert kernel.weights[1].tolist() == [0, 0]
+    assert kernel.weights[2].tolist() == [0, 0]
+    assert kernel.weights[5].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_rival_votes_are_silenced_under_every_preset(preset: str) -> None:
+    cosines = np.ones((V, 4), dtype=np.float32)
+    on, off = (
+        build_kernel(cosines, LABELS, resolve_scoring(preset, rival_votes=switch)).weights
+        for switch in ("on", "off")
+    )
+    assert on[3, 1] > 0
+    assert off[3, 1] == 0
+
+
 @given(st.integers(0, 2**32 - 1), st.floats(0, 700))
 def test_tiny_probabilities_keep_their_order(seed: int, depth: float) -> None:
     """Own votes far below the smallest float32 still decide a silent document."""

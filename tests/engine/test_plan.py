@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_eval_semsoft.engine import plan
 from lm_eval_semsoft.engine.plan import Group, Limits, Prompt, Trie, batches, group_by_prefix
 
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
@@ -50,12 +49,7 @@ def test_prefixes_are_shared_and_save_no_less_than_one_prefix(
     rows: list[tuple[int, ...]], overhead: int
 ) -> None:
     prompts = [Prompt(row, ((0,),)) for row in rows]
-    before = plan._GROUP_OVERHEAD
-    plan._GROUP_OVERHEAD = overhead
-    try:
-        groups = group_by_prefix(prompts)
-    finally:
-        plan._GROUP_OVERHEAD = before
+    groups = group_by_prefix(prompts, overhead)
     assert sorted(i for g in groups for i in g.members) == list(range(len(prompts)))
     for group in groups:
         heads = {prompts[i].tokens[: group.prefix] for i in group.members}

@@ -249,6 +249,62 @@ def test_choices_of_their_own_get_the_identity_kernel(
     assert all(s[0] == s.constrained for s in lm.loglikelihood(own, disable_tqdm=True))
 
 
+def test_labels_that_also_stand_in_every_row_are_still_fixed(
+    tiny_model: Callable[[str], Any], comments: tuple[str, ...], labels: tuple[str, ...]
+) -> None:
+    """Many files repeat the same choices in each row."""
+    requests = requests_for(comments, labels)
+    for request in requests:
+        request.doc["choices"] = list(labels)
+    lm = lm_of(tiny_model("llama"), tau=-0.5)
+    assert any(s[0] != s.constrained for s in lm.loglikelihood(requests, disable_tqdm=True))
+
+
+def test_one_continuation_per_document_is_no_label_set(
+    tiny_model: Callable[[str], Any], comments: tuple[str, ...]
+) -> None:
+    """As lambada has it: perplexity must not be computed from neighbours' votes."""
+    lm = lm_of(tiny_model("llama"), tau=-0.5)
+    for n in (1, 3):
+        got = lm.loglikelihood(requests_for(comments[:n], ("joy",)), disable_tqdm=True)
+        assert all(s[0] == s.constrained for s in got)
+
+
+def test_a_repeated_label_is_refused_in_any_document(
+    tiny_model: Callable[[str], Any], comments: tuple[str, ...]
+) -> None:
+    lm = lm_of(tiny_model("llama"))
+    for bad in (0, 1):
+        twice = [("joy", "anger", "joy") if i == bad else ("joy", "anger") for i in (0, 1)]
+        requests = [
+            request
+            for text, own in zip(comments, twice, strict=False)
+            for request in requests_for((text,), own)
+        ]
+        for i, request in enumerate(requests):
+            request.doc_id = int(i >= (3 if bad == 0 else 2))
+        with pytest.raises(ValueError, match="'joy' stands 2 times"):
+            lm.loglikelihood(requests, disable_tqdm=True)
+
+
+def test_tensor_parallel_is_refused(tiny_model: Callable[[str], Any]) -> None:
+    with pytest.raises(ValueError, match="tp_plan='auto' is not supported"):
+        lm_of(tiny_model("llama"), tp_plan="auto")
+
+
+def test_cut_prompts_are_counted_exactly(
+    tiny_model: Callable[[str], Any], comments: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny = tiny_model("llama")
+    requests = requests_for(comments[:3], ("disgust", "disapproval"))
+    lengths = [len(tiny.tokenizer.encode(r.args[0])) for r in requests[::2]]
+    longest_label = 1 + max(len(tiny.tokenizer.encode(f" {w}")) for w in ("disgust", "disapproval"))
+    lm_of(tiny, max_length=max(lengths) + longest_label).loglikelihood(requests)
+    assert "were cut from the left" not in caplog.text
+    lm_of(tiny, max_length=min(lengths)).loglikelihood(requests)
+    assert "3 of 3 prompts were longer" in caplog.text
+
+
 def test_forced_cosine_kernel_warns(
     tiny_model: Callable[[str], Any], comments: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
