@@ -67,7 +67,7 @@ def goemotions(n: int) -> list[Instance]:
 
 def mmlu(path: Path, n: int) -> list[Instance]:
     """5-shot prompts over options A-D: the five dev questions of a subject, then one of its own."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     subjects = sorted({r["subject"] for r in rows})[
         :: max(1, len({r["subject"] for r in rows}) // 4)
     ]
@@ -135,7 +135,7 @@ def compare(
     documents = len(requests) // labels
     sizes = {
         "stock": best_batch(stock, STOCK_BATCHES, few[: labels * 8]),
-        "ours": best_batch(ours, OUR_BATCHES, requests),
+        "ours": best_batch(ours, OUR_BATCHES, spread(requests, labels, 48)),
     }
     sides = {
         "stock": (stock(sizes["stock"]), few),
@@ -231,6 +231,7 @@ def load(name: str, dtype: str) -> tuple[nn.Module, Any]:
 
 
 def row(table: Table, what: str, figures: dict[str, float]) -> None:
+    print(what, {name: round(value, 3) for name, value in figures.items()}, flush=True)
     table.add_row(
         what,
         f"{figures['stock']:.2f} ({figures['stock batch']})",
@@ -262,7 +263,7 @@ def main(
                   "semantic vs constrained", "of matmul roofline")  # fmt: skip
     console = Console(width=140)
     requests = goemotions(documents)
-    for name in models.split(","):
+    for name in filter(None, models.split(",")):
         for dtype in dtypes.split(","):
             model, tokenizer = load(name, dtype)
             figures = compare(model, tokenizer, requests, 28, stock_documents, repeats)
