@@ -76,12 +76,17 @@ class Layout:
     n_prefix: int
     prefix: dict[int, tuple[torch.Tensor, torch.Tensor]]
     record: bool = False
-    _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, int, torch.device], torch.Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None, device: torch.device) -> torch.Tensor:
-        """[B, 1, S, P + S] bool: which keys a query may see, within a sliding window if any."""
-        if (key := (window, device)) not in self._masks:
-            self._masks[key] = self._build_mask(window).to(device)
+    def mask(self, window: int | None, heads: int, query: torch.Tensor) -> torch.Tensor:
+        """[B, 1, heads * S, P + S], 0 or -inf: which keys may be seen, within a window if any.
+
+        Built once for all layers of a kind, in the form that the attention kernels want.
+        """
+        if (key := (window, heads, query.device)) not in self._masks:
+            seen = self._build_mask(window).to(query.device).repeat(1, 1, heads, 1)
+            blank = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
+            self._masks[key] = blank.masked_fill_(~seen, float("-inf"))
         return self._masks[key]
 
     def _build_mask(self, window: int | None) -> torch.Tensor:
@@ -134,7 +139,8 @@ def packed_attention(
             torch.cat([p.expand(len(x), -1, -1, -1), x], dim=2)
             for p, x in zip(layout.prefix[layer], (k, v), strict=True)
         )
-    out = _attend(q, k, v, layout.mask(sliding_window, query.device), scaling, softcap)
+    mask = layout.mask(sliding_window, q.shape[1] // k.shape[1], query)
+    out = _attend(q, k, v, mask, scaling, softcap)
     flat = out.transpose(1, 2).flatten(0, 1)  # [B * S, H, D]
     return flat[layout.packed.to(flat.device)][None], None
 
@@ -151,13 +157,12 @@ def _attend(
     b, heads, s, d = q.shape
     shared = heads // k.shape[1]
     q = q.reshape(b, k.shape[1], shared * s, d)
-    mask = mask.repeat(1, 1, shared, 1)
     if softcap is None:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
     else:
         scores = q @ k.transpose(2, 3) * (d**-0.5 if scaling is None else scaling)
         scores = softcap * torch.tanh(scores / softcap)
-        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32)
+        weights = (scores + mask).softmax(-1, dtype=torch.float32)
         out = weights.to(v.dtype) @ v
     return out.reshape(b, heads, s, v.shape[-1])
 
@@ -477,7 +482,7 @@ def _reads_of(chosen: Sequence[Prompt]) -> Reads:
     n_nodes = n_labels = 0
     for p in chosen:
         roots.append(n_nodes)
-        for own_label, node, read in p.trie.reads:
+        for own_label, node, read in p.trie.reads:  # by node, so that positions ascend
             label.append(n_labels + own_label)
             position.append(n_nodes + node)
             token.append(read)

@@ -50,7 +50,8 @@ class Trie:
         tokens: [n] the token of each node (-1 for node 0).
         parents: [n] parent node (-1 for node 0); parents come before their children.
         depths: [n] number of label tokens up to and including the node.
-        reads: (label, node, token) triples: log P(label) is the sum of log p(token | node).
+        reads: (label, node, token) triples, by node and so from a label's first token to its
+            last: log P(label) is the sum of log p(token | node).
     """
 
     tokens: Tokens
@@ -70,6 +71,7 @@ class Trie:
                     nodes[path] = len(nodes)
                 reads.append((label, nodes[path], token))
         last = tuple(path[-1] if path else -1 for path in nodes)
+        reads.sort(key=lambda read: read[1])
         return cls(last, tuple(parents), tuple(map(len, nodes)), tuple(reads))
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,6 +19,9 @@ from numpy.typing import NDArray
 
 NUCLEUS_LEVELS = (0.5, 0.75, 0.9, 0.95)
 DEFAULT_TOP_K = 1000
+
+_ENOUGH = NUCLEUS_LEVELS[-1] + 1e-3  # mass that surely reaches the largest nucleus
+_CACHE = 2**19  # floats that stay in a CPU's cache while several passes go over them
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +79,7 @@ class Reads:
     """Which log-probabilities make up which label, flat over a batch.
 
     Attributes:
-        position: [R] row of the logits.
+        position: [R] row of the logits, ascending.
         token: [R] token read there.
         label: [R] the label it belongs to, counted through the whole batch.
         n_labels: [B] labels of each document.
@@ -103,18 +107,17 @@ def read_batch(logits: torch.Tensor, reads: Reads, top_k: int) -> list[Readout]:
     Raises:
         NotFinite: some logits are NaN, or none is above -inf.
     """
-    # The same function as the harness's `hf`, so that the same logits give the same numbers.
-    logprobs = logits.log_softmax(-1, dtype=torch.float32)
-    top_logprobs, top_ids = top_k_of(logprobs, min(top_k, logprobs.shape[1]))
-    _check_finite(top_logprobs[:, 0], reads)
-    labels, greedy = _labels(logprobs, top_ids[:, 0], reads)
-    roots = torch.tensor(reads.roots, device=logits.device)
-    entropy = _entropy(logprobs if len(roots) == len(logprobs) else logprobs[roots])
-    top_logprobs, top_ids = top_logprobs[roots], top_ids[roots]
-    sizes, entropies = _nuclei(logprobs, roots, top_logprobs)
+    read, argmax, columns = [], [], []
+    for rows in _slices(logits):
+        own, most, seen = _read_rows(logits, rows, reads, top_k)
+        read.append(own)
+        argmax.append(most)
+        columns.append(seen)
+    labels, greedy = _labels(torch.cat(read), torch.cat(argmax), reads)
     first = _first_tokens(reads)
-    columns = [top_ids.int(), top_logprobs, entropy, sizes, entropies]
-    ids, logprobs_, entropy_, sizes_, entropies_ = (c.cpu().numpy() for c in columns)
+    ids, logprobs_, entropy_, sizes_, entropies_ = (
+        torch.cat(column).cpu().numpy() for column in zip(*columns, strict=True)
+    )
     out, start = [], 0
     for row, n in enumerate(reads.n_labels):
         own = slice(start, start + n)
@@ -132,6 +135,36 @@ def read_batch(logits: torch.Tensor, reads: Reads, top_k: int) -> list[Readout]:
             )
         )
     return out
+
+
+def _slices(logits: torch.Tensor) -> list[range]:
+    """Rows of the logits that are read together: on a CPU as many as its cache holds."""
+    n, v = logits.shape
+    step = max(1, _CACHE // v) if logits.device.type == "cpu" else n
+    return [range(start, min(n, start + step)) for start in range(0, n, step)]
+
+
+def _read_rows(
+    logits: torch.Tensor, rows: range, reads: Reads, top_k: int
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Label reads and argmaxes of some rows, and all columns of those that are roots."""
+    # The same function as the harness's `hf`, so that the same logits give the same numbers.
+    logprobs = logits[rows.start : rows.stop].log_softmax(-1, dtype=torch.float32)
+    values, ids = top_k_of(logprobs, min(top_k, logprobs.shape[1]))
+    _check_finite(values[:, 0], rows, reads)
+    low, high = (bisect_left(reads.position, edge) for edge in (rows.start, rows.stop))
+    device = logits.device
+    place = torch.tensor(reads.position[low:high], device=device, dtype=torch.long) - rows.start
+    token = torch.tensor(reads.token[low:high], device=device, dtype=torch.long)
+    own = [root - rows.start for root in reads.roots if root in rows]
+    if len(own) < len(rows):
+        roots = torch.tensor(own, device=device, dtype=torch.long)
+        top, top_ids, full = values[roots], ids[roots], logprobs[roots]
+    else:
+        top, top_ids, full = values, ids, logprobs
+    sizes, entropies = _nuclei(full, top)
+    columns = [top_ids.int(), top, _entropy(full), sizes, entropies]
+    return logprobs[place, token], ids[:, 0], columns
 
 
 def top_k_of(logits: torch.Tensor, k: int, block: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,27 +188,27 @@ def top_k_of(logits: torch.Tensor, k: int, block: int = 16) -> tuple[torch.Tenso
 
 
 def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    if torch.isfinite(entropy).all():
+        return entropy
     # 0 * -inf is NaN: a token that is ruled out adds nothing to the entropy.
-    return -torch.einsum("nv,nv->n", logprobs.exp(), logprobs.clamp_min(-1e4))
+    return -(logprobs.exp() * logprobs.clamp_min(-1e4)).sum(-1)
 
 
-def _check_finite(peak: torch.Tensor, reads: Reads) -> None:
+def _check_finite(peak: torch.Tensor, rows: range, reads: Reads) -> None:
     bad = (~torch.isfinite(peak)).nonzero().flatten()
     if len(bad):
-        first = int(bad[0])
+        first = rows.start + int(bad[0])
         raise NotFinite(max(b for b, root in enumerate(reads.roots) if root <= first))
 
 
 def _labels(
-    logprobs: torch.Tensor, argmax: torch.Tensor, reads: Reads
+    read: torch.Tensor, argmax: torch.Tensor, reads: Reads
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    position = torch.tensor(reads.position, device=logprobs.device)
-    token = torch.tensor(reads.token, device=logprobs.device)
-    read = logprobs[position, token].cpu().double().numpy()
-    hit = (argmax[position] == token).cpu().numpy()
+    hit = argmax.cpu().numpy()[reads.position] == np.asarray(reads.token)
     total = np.zeros(sum(reads.n_labels))
     misses = np.zeros(sum(reads.n_labels), dtype=np.int64)
-    np.add.at(total, reads.label, read)
+    np.add.at(total, reads.label, read.cpu().double().numpy())
     np.add.at(misses, reads.label, ~hit)
     return total.astype(np.float32), misses == 0
 
@@ -188,20 +221,28 @@ def _first_tokens(reads: Reads) -> NDArray[np.int32]:
 
 
 def _nuclei(
-    logprobs: torch.Tensor, roots: torch.Tensor, top_logprobs: torch.Tensor
+    logprobs: torch.Tensor, top_logprobs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sizes and entropies at every level: [B, 4] each.
 
-    Most distributions keep 95 % of their mass in the stored tokens. Of the others, all but the
-    tokens that hold less than 1 % together are sorted.
+    Most distributions keep 95 % of their mass in the stored tokens; of the others, no more tokens
+    are sorted than hold it.
     """
     sizes, entropies = _nuclei_of_sorted(top_logprobs)
-    flat = (top_logprobs.exp().sum(-1) < NUCLEUS_LEVELS[-1] + 1e-4).nonzero().flatten()
+    flat = (top_logprobs.exp().sum(-1) < _ENOUGH).nonzero().flatten()
     for row in flat.tolist():
-        whole = logprobs[roots[row]]
-        heavy = whole[whole > math.log(0.01 / len(whole))].sort(descending=True).values
+        heavy = _heaviest(logprobs[row]).sort(descending=True).values
         sizes[row], entropies[row] = (x[0] for x in _nuclei_of_sorted(heavy[None]))
     return sizes, entropies
+
+
+def _heaviest(logprobs: torch.Tensor) -> torch.Tensor:
+    """The tokens above some probability that hold more than the largest nucleus together."""
+    for least in (1e-5, 1e-6, 0.01 / len(logprobs)):  # without the last, less than 1 % is left
+        heavy = logprobs[logprobs > math.log(least)]
+        if heavy.exp().sum() > _ENOUGH:
+            return heavy
+    return logprobs
 
 
 def _nuclei_of_sorted(logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
