@@ -49,14 +49,23 @@ def same(a: dict[str, Any], b: dict[str, Any], tolerance: float = 1e-4) -> bool:
 
 
 def test_two_processes_give_the_numbers_of_one(tiny_model_path: str, tmp_path: Path) -> None:
-    """accelerate on the CPU, with a number of documents that does not divide by two."""
+    """accelerate on the CPU, with a number of documents that does not divide by two.
+
+    `accelerate launch --cpu --num_processes 2` starts one process only; this starts two.
+    """
     given = arguments(tiny_model_path, limit=45)
     one = run(tmp_path, given)
-    launcher = (sys.executable, "-m", "accelerate.commands.launch")
-    two = run(tmp_path, given, *launcher, "--cpu", "--num_processes", "2", "--num_machines", "1",
-              "--mixed_precision", "no", "--dynamo_backend", "no")  # fmt: skip
+    two = run(
+        tmp_path,
+        given,
+        *("env", "ACCELERATE_USE_CPU=true", sys.executable, "-m", "accelerate.commands.launch"),
+        *("--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+        *("--mixed_precision", "no", "--dynamo_backend", "no"),
+    )
     assert one["n"]["goemotions_zs"]["effective"] == 45
-    assert "goemotions_zs on rank 1" in two["log"]  # they did share the work
+    assert "45/45" in one["log"]
+    assert "23/23" in two["log"]  # they did share the work
+    assert "45/45" not in two["log"]
     assert same(one, two)
 
 

@@ -120,15 +120,15 @@ def read_batch(logits: torch.Tensor, reads: Reads, top_k: int) -> list[Readout]:
     )
     out, start = [], 0
     for row, n in enumerate(reads.n_labels):
-        own = slice(start, start + n)
+        span = slice(start, start + n)
         start += n
         out.append(
             Readout(
                 topk_ids=ids[row],
                 topk_logprobs=logprobs_[row],
-                label_logprobs=labels[own],
-                label_greedy=greedy[own],
-                label_first=first[own],
+                label_logprobs=labels[span],
+                label_greedy=greedy[span],
+                label_first=first[span],
                 entropy=float(entropy_[row]),
                 nucleus_sizes=sizes_[row],
                 nucleus_entropies=entropies_[row],
