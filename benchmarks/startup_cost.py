@@ -3,7 +3,7 @@
 Two bare virtual environments, one of them with our start-up file where an installer puts it. Each
 round starts `python -c pass` once in both, in changing order, so that a busy machine slows both
 alike. Prints the median of each and of the differences within a round, in milliseconds; processor
-time too, which tells more than wall time while other programs compete. The promise (DESIGN 4.6) is
+time too, which tells more than wall time while other programs compete. The promise is
 less than 1 ms.
 
     python benchmarks/startup_cost.py [rounds]      (Linux, macOS)

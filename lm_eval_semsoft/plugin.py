@@ -1,4 +1,4 @@
-"""How `lm_eval` finds this package (DESIGN 4.6).
+"""How `lm_eval` finds this package.
 
 Harnesses newer than 0.4.13 read the entry points in pyproject.toml and need nothing from here.
 0.4.13 looks for no plugins. So the start-up file `lm_eval_semsoft_autoload.pth` waits for

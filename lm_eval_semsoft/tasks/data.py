@@ -1,6 +1,6 @@
 """Where the rows of a task come from: a local copy, the hub, or the packaged sample.
 
-``load_rows`` walks through the sources in the order that ``SEMSOFT_DATA`` allows (DESIGN 4.7) and
+``load_rows`` walks through the sources in the order that ``SEMSOFT_DATA`` allows and
 says which one it used, so that a task can report it (``published_data``). A task describes its
 dataset once, as a `DatasetSpec`; everything here works for any dataset.
 
