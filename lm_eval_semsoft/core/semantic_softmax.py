@@ -376,5 +376,8 @@ def normalise(log_scores: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def silent_vote(log_score: float, log_own: float) -> float:
-    """Share of a label's score that came from its neighbours, in [0, 1]."""
+    """Share of a label's score that came from its neighbours, in [0, 1].
+
+    The published formula may leave the own vote out; then the share is 0, not more than all.
+    """
     return -math.expm1(min(0.0, log_own - log_score))

@@ -20,7 +20,6 @@ import lm_eval_semsoft
 from lm_eval_semsoft.core.errors import check_choice
 from lm_eval_semsoft.core.semantic_softmax import (
     SWITCH,
-    Scoring,
     resolve_scoring,
 )
 from lm_eval_semsoft.engine.embeddings import output_embeddings
@@ -377,6 +376,3 @@ def _on_off(value: str | bool | None) -> str | None:
     if isinstance(value, bool):
         return "on" if value else "off"
     return value
-
-
-__all__ = ["LabelScore", "Scoring", "SemsoftHF"]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lm_eval_semsoft.core import bootstrap, calibration, classification
+from lm_eval_semsoft.core import bootstrap, calibration, classification, semantic_softmax
 from lm_eval_semsoft.core.bootstrap import Statistic, UndefinedMetricWarning
 
 Floats = NDArray[np.float64]
@@ -163,8 +163,7 @@ def _silent_vote(results: Sequence[Any], scores: Floats, constrained: Floats) ->
     winner = int(scores.argmax())  # a NaN, if there is one
     if not math.isfinite(scores[winner]):
         return math.nan
-    # The published preset may leave the own vote out; then its share is 0, not more than all.
-    return -math.expm1(min(0.0, constrained[winner] - scores[winner]))
+    return semantic_softmax.silent_vote(float(scores[winner]), float(constrained[winner]))
 
 
 def _targets(key: str, labels: Any, n_choices: int) -> list[int]:
