@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -80,23 +81,29 @@ def test_killed_half_way_and_started_again(tiny_model_path: str, tmp_path: Path)
     )
     database = Path(f"{cache}_rank0.db")
     try:
-        while rows(database) < 100:
+        while rows_so_far(database) < 100:
             assert process.poll() is None, "finished before it could be killed"
             time.sleep(0.005)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert not (tmp_path / "never.json").exists()
-    assert rows(database) >= 100
+    assert rows(database, "rw") >= 100
     assert same(run(tmp_path, given), whole)
     assert same(run(tmp_path, given), whole)  # now all from the cache
 
 
-def rows(database: Path) -> int:
+def rows(database: Path, mode: str = "ro") -> int:
+    """Answers in a cache. `rw` also takes back what a killed process left half written."""
+    with closing(sqlite3.connect(f"file:{database}?mode={mode}", uri=True, timeout=5)) as opened:
+        return int(opened.execute("select count(*) from unnamed").fetchone()[0])
+
+
+def rows_so_far(database: Path) -> int:
+    """The same while another process writes: 0 while it has no table yet, or holds the lock."""
     try:
-        with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=0.1) as connection:
-            return int(connection.execute("select count(*) from unnamed").fetchone()[0])
-    except sqlite3.Error:
+        return rows(database)
+    except sqlite3.OperationalError:
         return 0
 
 
