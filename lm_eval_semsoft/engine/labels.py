@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from lm_eval_semsoft.core.semantic_softmax import LabelSet
 
@@ -48,6 +49,13 @@ def single_token_variants(label: str, encode: Encode) -> tuple[int, ...]:
     forms = dict.fromkeys([word, word.lower(), word.capitalize(), word.upper()])
     encoded = (encode(space + form) for form in forms for space in ("", " "))
     return tuple(sorted({ids[0] for ids in encoded if len(ids) == 1}))
+
+
+def token_texts(tokenizer: Any, vocabulary: int) -> list[str]:
+    """The text of every token id below `vocabulary`; "" where the tokenizer knows none."""
+    known = len(tokenizer)
+    texts = tokenizer.batch_decode([[i] for i in range(min(known, vocabulary))])
+    return [*texts, *[""] * (vocabulary - len(texts))]
 
 
 def why_no_kernel(labels: Sequence[str]) -> str | None:

@@ -7,7 +7,9 @@ each, shared prefixes once per run, and every label score comes out of the reado
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,17 +27,23 @@ from lm_eval_semsoft.core.semantic_softmax import (
 from lm_eval_semsoft.engine.embeddings import output_embeddings
 from lm_eval_semsoft.engine.fingerprint import combine, model_fingerprint
 from lm_eval_semsoft.engine.forward import Engine, NaNLogits
+from lm_eval_semsoft.engine.labels import token_texts
 from lm_eval_semsoft.engine.plan import Prompt, Tokens
 from lm_eval_semsoft.engine.readout import DEFAULT_TOP_K, Readout
+from lm_eval_semsoft.engine.store import Recorder, Store
 from lm_eval_semsoft.logs import join_harness_log
 
 from . import demo
 from .label_scores import KERNELS, LabelScore, Scorer, TaskLabels, dump_response, load_response
 from .pairs import Document, PairEncoder, documents_of
+from .recording import record_of
 from .work import Job, Part, Work
 
 logger = logging.getLogger(__name__)
 join_harness_log()
+
+
+_VERSIONS = ("lm_eval_semsoft", "lm_eval", "torch", "transformers")  # kept with readouts
 
 
 class SemsoftHF(HFLM):
@@ -50,6 +58,8 @@ class SemsoftHF(HFLM):
         preset: `default`, or `paper` for the published formula.
         prefix_sharing: `on`, or `off` to run every prompt whole (same numbers).
         kernel: `auto` (cosine where labels are words, identity elsewhere), `cosine`, `identity`.
+        readouts: a directory that keeps every readout, and gives back what it has
+            (`engine.store`).
         **kwargs: everything else that `hf` takes.
 
     Raises:
@@ -68,6 +78,7 @@ class SemsoftHF(HFLM):
         preset: str | None = None,
         prefix_sharing: str | bool = "on",
         kernel: str = "auto",
+        readouts: str | None = None,
         **kwargs: Any,
     ) -> None:
         self.scoring = resolve_scoring(
@@ -89,11 +100,13 @@ class SemsoftHF(HFLM):
                 f"tp_plan={kwargs['tp_plan']!r} is not supported by semsoft-hf, which needs whole "
                 "output embeddings: use parallelize=True, or --model hf."
             )
+        self._demo_name: str | None = None
         kwargs["device"] = kwargs.get("device") or _best_device()
         if pretrained is None or (
             isinstance(pretrained, str) and pretrained.startswith(demo.PREFIX)
         ):
             pretrained = demo.resolve(pretrained)
+            self._demo_name = demo.PREFIX + Path(pretrained).name.rpartition("-")[0]
             if kwargs.get("dtype", "auto") == "auto":
                 kwargs["dtype"] = demo.recommended_dtype(kwargs["device"])
         super().__init__(pretrained, **kwargs)
@@ -112,6 +125,38 @@ class SemsoftHF(HFLM):
         )
         self.fingerprint = combine({**self._settings(), "weights": model_fingerprint(self.model)})
         self._introduced = False
+        self.store = None if readouts is None else self._open_store(str(readouts))
+        self._reader = self.engine if self.store is None else Recorder(self.engine, self.store)
+
+    def _open_store(self, folder: str) -> Store:
+        top_k = min(max(DEFAULT_TOP_K, self.scoring.top_k), self.engine.head.weight.shape[0])
+        depends_on = {
+            "weights": model_fingerprint(self.model),
+            "dtype": [str(self.model.dtype), str(self.mixed_precision_dtype)],
+            "config": _portable(self.model.config.to_dict()),
+            "top_k": top_k,
+        }
+        about = {
+            "model": self._name(),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "tokenizer": self.tokenizer.name_or_path,
+            "chat_template": self.tokenizer.chat_template is not None,
+            "top_k": top_k,
+            "layers": [],
+            "scoring": {**vars(self.scoring), "kernel": self.kernel},
+            "versions": {
+                name: version(name)
+                for name in ("lm_eval_semsoft", "lm_eval", "torch", "transformers")
+            },
+        }
+        store = Store(folder, combine(depends_on), top_k, about)
+        if self.rank == 0:
+            vocabulary = self.engine.head.weight.shape[0]
+            store.save_model(
+                lambda: output_embeddings(self.model),
+                lambda: token_texts(self.tokenizer, vocabulary),
+            )
+        return store
 
     def _join_other_processes(self) -> None:
         """`accelerate launch` without a GPU: stock `hf` leaves every process rank 0 of 1."""
@@ -121,7 +166,9 @@ class SemsoftHF(HFLM):
             self._world_size = accelerator.num_processes
 
     def _name(self) -> str:
-        """A hub id, a path, or what a model that was passed in is called."""
+        """A hub id, a path, or what a demo model or one that was passed in is called."""
+        if self._demo_name is not None:
+            return self._demo_name
         if isinstance(self.pretrained, str):
             return self.pretrained
         return self.model.name_or_path or type(self.model).__name__
@@ -195,6 +242,12 @@ class SemsoftHF(HFLM):
         """
         super().set_cache_hook(cache_hook)
         if cache_hook.dbdict is not None:
+            if self.store is not None:
+                logger.warning(
+                    "--use_cache answers without the model, so readouts=%s will lack what it "
+                    "knows: leave --use_cache out, the readouts do its work.",
+                    self.store.folder,
+                )
             cache_hook.dbdict.encode_key = lambda key: f"semsoft:{self.fingerprint}:{key}"
             cache_hook.dbdict.encode = dump_response
             cache_hook.dbdict.decode = load_response
@@ -264,6 +317,10 @@ class SemsoftHF(HFLM):
             n_cut += cut
             votes = self.scorer.votes(document.task, known[document.task], labels)
             jobs.append(Job(document, parts, votes))
+        if self.store is not None:
+            record = record_of(jobs, known, self._encode_label)
+            self.store.save_tasks(record.tasks, record.label_sets)
+            self.store.save_documents(record.documents)
         if n_cut:
             logger.warning(
                 "%d of %d prompts were longer than the model's context of %d tokens and were cut "
@@ -333,7 +390,7 @@ class SemsoftHF(HFLM):
         work = Work(jobs)
         quiet = disable_tqdm or self.rank != 0
         with tqdm(total=len(work.prompts), unit="doc", desc="Scoring", disable=quiet) as bar:
-            readouts = self.engine.read(
+            readouts = self._reader.read(
                 work.prompts,
                 self.max_batch_size if self.batch_size == "auto" else int(self.batch_size),
                 max(DEFAULT_TOP_K, self.scoring.top_k),
@@ -362,6 +419,12 @@ class SemsoftHF(HFLM):
                     None if scores else readout,
                 )
         return scores
+
+
+def _portable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's configuration without where it lay and who wrote it down."""
+    other = {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype"}
+    return {k: v for k, v in config.items() if k not in other}
 
 
 def _best_device() -> str:
