@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -88,6 +88,24 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+
+@dataclass(frozen=True)
+class Paired:
+    """What `paired` returns: how one set of answers compares with another on the same documents.
+
+    Attributes:
+        difference: metric of a minus metric of b, on all documents.
+        low, high: ends of the percentile interval of the difference.
+        probability: share of the resamples in which a is better than b, ties counted one half.
+        n: number of documents.
+    """
+
+    difference: float
+    low: float
+    high: float
+    probability: float
+    n: int
 
 
 def resamples(documents: int, n: int = 1000, seed: int = 0) -> Iterator[Counts]:
@@ -178,13 +196,60 @@ def interval(
         ValueError: as for `stderr`, and level outside (0, 1).
     """
     _at_least("n", n, 2)
-    if not 0 < level < 1:
-        raise ValueError(f"level={level!r} is not a share; allowed are numbers between 0 and 1")
-    values = _defined("interval", fn, arrays, n, seed)
-    if not values.size:
-        return Interval(math.nan, math.nan)
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(low), float(high))
+    _check_level(level)
+    return _percentiles(_defined("interval", fn, arrays, n, seed), level)
+
+
+def paired(
+    fn: Callable[..., Any],
+    a_arrays: Sequence[ArrayLike],
+    b_arrays: Sequence[ArrayLike],
+    n: int = 1000,
+    seed: int = 0,
+    higher_is_better: bool = True,
+    level: float = 0.95,
+) -> Paired:
+    """Compare two sets of answers to the same documents: the paired bootstrap (Koehn 2004).
+
+    Both sides are computed on the same resamples, so what makes a resample easy or hard for both
+    cancels in the difference.
+
+    Args:
+        fn: as for `replicates`.
+        a_arrays, b_arrays: what `fn` takes, for a and for b: row i of all arrays is document i.
+        n, seed: as for `replicates`.
+        higher_is_better: False for errors and losses; it only decides which side is better.
+        level: as for `interval`.
+
+    Returns:
+        `Paired`. If the metric is NaN for a or b, so is everything but the number of documents
+        (the metric's own warning says why). Interval and probability are NaN, with one warning,
+        under the conditions of `stderr`.
+
+    Raises:
+        ValueError: as for `interval`.
+    """
+    _at_least("n", n, 2)
+    _check_level(level)
+    for name, arrays in (("a_arrays", a_arrays), ("b_arrays", b_arrays)):
+        if not isinstance(arrays, (tuple, list)):
+            raise ValueError(f"{name} is {type(arrays).__name__}; it must be a tuple of arrays")
+    documents = _shared_length((*a_arrays, *b_arrays))
+    a, b = _number(fn(*a_arrays)), _number(fn(*b_arrays))
+    if math.isnan(a) or math.isnan(b):
+        return Paired(math.nan, math.nan, math.nan, math.nan, documents)
+    with np.errstate(invalid="ignore"):  # infinite - infinite
+        differences = np.subtract(
+            replicates(fn, *a_arrays, n=n, seed=seed), replicates(fn, *b_arrays, n=n, seed=seed)
+        )
+    flaw = _flaw(differences, documents)
+    if flaw:
+        _warn(f"the paired comparison of {_name(fn)} is NaN: {flaw}", stacklevel=3)
+        return Paired(a - b, math.nan, math.nan, math.nan, documents)
+    differences = differences[~np.isnan(differences)]
+    gains = differences if higher_is_better else -differences
+    probability = float(np.mean((gains > 0) + (gains == 0) / 2))
+    return Paired(a - b, *_percentiles(differences, level), probability, documents)
 
 
 def _bind(fn: Callable[..., Any], arrays: tuple[ArrayLike, ...]) -> Statistic[Any]:
@@ -210,6 +275,10 @@ def _number_at(statistic: Statistic[Any], counts: Counts) -> float:
         result = statistic.at(counts)
     except UndefinedMetricError:
         return math.nan
+    return _number(result)
+
+
+def _number(result: Any) -> float:
     return float(getattr(result, "value", result))
 
 
@@ -221,19 +290,31 @@ def _defined(
     if documents == 0:
         return np.empty(0)
     values = replicates(fn, *arrays, n=n, seed=seed)
-    defined = values[~np.isnan(values)]
-    infinite = int(np.isinf(defined).sum())
-    if documents == 1:
-        reason = "one document cannot show how results vary; it takes at least two"
-    elif infinite:
-        reason = f"the metric is infinite on {infinite} of {n} resamples"
-    elif defined.size < max(2, MIN_DEFINED_SHARE * n):
-        reason = f"the metric is undefined on {n - defined.size} of {n} resamples"
-    else:
-        return defined
+    flaw = _flaw(values, documents)
+    if not flaw:
+        return values[~np.isnan(values)]
     if not _is_undefined(fn, arrays):
-        _warn(f"the {what} of {_name(fn)} is NaN: {reason}", stacklevel=4)
+        _warn(f"the {what} of {_name(fn)} is NaN: {flaw}", stacklevel=4)
     return np.empty(0)
+
+
+def _flaw(values: NDArray[np.float64], documents: int) -> str:
+    """Why these replicates say nothing about how results vary; "" if they do."""
+    n, undefined, infinite = len(values), np.isnan(values).sum(), np.isinf(values).sum()
+    if documents == 1:
+        return "one document cannot show how results vary; it takes at least two"
+    if infinite:
+        return f"the metric is infinite on {infinite} of {n} resamples"
+    if n - undefined < max(2, MIN_DEFINED_SHARE * n):
+        return f"the metric is undefined on {undefined} of {n} resamples"
+    return ""
+
+
+def _percentiles(values: NDArray[np.float64], level: float) -> Interval:
+    if not values.size:
+        return Interval(math.nan, math.nan)
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high))
 
 
 def _is_undefined(fn: Callable[..., Any], arrays: tuple[ArrayLike, ...]) -> bool:
@@ -264,6 +345,11 @@ def _shared_length(arrays: tuple[ArrayLike, ...]) -> int:
 def _at_least(name: str, value: int, least: int) -> None:
     if not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name}={value!r} is not allowed; it must be an integer >= {least}")
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"level={level!r} is not a share; allowed are numbers between 0 and 1")
 
 
 def _name(fn: Callable[..., Any]) -> str:

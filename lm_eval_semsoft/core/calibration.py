@@ -22,6 +22,8 @@ from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
+import scipy.fft
+import scipy.optimize
 from numpy.typing import ArrayLike
 
 from .bootstrap import Counts, Statistic, UndefinedMetricError, mean_of, metric
@@ -43,6 +45,10 @@ ROUNDING = 0.01
 # Bin edges that are looked at in one go by the sweep: enough to hide numpy's overhead.
 EDGES_AT_ONCE = 1 << 18
 
+# Cells of the grid that `smooth_ece` smooths on. A result is its own bandwidth, so only results
+# of about a cell are rounded (by up to 1e-4); others are right to 1e-5.
+CELLS = 1 << 11
+
 
 class SweepECE(NamedTuple):
     """What `ece_sweep` returns.
@@ -54,6 +60,26 @@ class SweepECE(NamedTuple):
 
     value: float
     n_bins: int
+
+
+class BrierDecomposition(NamedTuple):
+    """What `brier_decomposition` returns; all summed over labels.
+
+    Brier score = reliability - resolution + uncertainty + remainder.
+
+    Attributes:
+        reliability: how far the mean probability of a bin is from the label's frequency in it,
+            squared; 0 is perfect.
+        resolution: how far the frequency in a bin is from the overall frequency, squared; the
+            higher the better.
+        uncertainty: variance of the outcomes; the model has no part in it.
+        remainder: what probabilities vary within bins; it may be negative.
+    """
+
+    reliability: float
+    resolution: float
+    uncertainty: float
+    remainder: float
 
 
 @metric(undefined=math.nan)
@@ -75,7 +101,7 @@ def ece(
     """
     _check_options(n_bins, norm)
     conf, right = _confidence_and_correct(confidence, correct)
-    bins = np.searchsorted(np.arange(1, n_bins) / n_bins, conf, side="right")
+    bins = _equal_width_bins(conf, n_bins)
 
     def at(counts: Counts) -> float:
         count = np.bincount(bins, counts, n_bins)
@@ -152,6 +178,41 @@ def ece_sweep(
 
 
 @metric(undefined=math.nan)
+def smooth_ece(confidence: ArrayLike, correct: ArrayLike) -> Statistic[float]:
+    """Calibration error without bins, 0..1 (Błasiok & Nakkiran 2023, arXiv 2309.12236).
+
+    Smooth the gaps between outcome and confidence with a Gaussian of deviation sigma that is
+    reflected at 0 and 1, and integrate what does not cancel:
+
+        smECE_sigma = integral over t in [0, 1] of | mean_i (y_i - c_i) K_sigma(t, c_i) |
+
+    The wider the kernel, the more cancels, so exactly one sigma equals its own smECE_sigma, and
+    that is the result. It changes continuously with the confidences, where binned errors jump.
+
+    Args:
+        confidence: float [n], in [0, 1].
+        correct: 1 or True where the predicted label is right, else 0 or False [n].
+
+    Raises:
+        ValueError: lengths differ, `correct` holds other values than 0 and 1.
+    """
+    conf, right = _confidence_and_correct(confidence, correct)
+    # Every gap is shared by the two grid points around its confidence.
+    position = np.clip(conf, 0, 1) * CELLS
+    cell = np.minimum(position.astype(np.int64), CELLS - 1)
+    gap, upper = right - conf, position - cell
+
+    def at(counts: Counts) -> float:
+        weight = counts * gap / counts.sum()
+        mass = np.zeros(CELLS + 1)
+        mass += np.bincount(cell, weight * (1 - upper), CELLS + 1)
+        mass += np.bincount(cell + 1, weight * upper, CELLS + 1)
+        return _smoothed_to_its_own_width(mass)
+
+    return Statistic(len(conf), at)
+
+
+@metric(undefined=math.nan)
 def mean_confidence(confidence: ArrayLike) -> Statistic[float]:
     """Mean probability of the predicted label, 0..1; above the accuracy: overconfident.
 
@@ -179,6 +240,58 @@ def brier(probs: ArrayLike, target: ArrayLike) -> Statistic[float]:
     distribution, labels = _probs_and_target(probs, target)
     of_target = distribution[np.arange(len(labels)), labels]
     return mean_of((distribution**2).sum(axis=1) - 2 * of_target + 1)
+
+
+@metric(undefined=BrierDecomposition(math.nan, math.nan, math.nan, math.nan))
+def brier_decomposition(
+    probs: ArrayLike, target: ArrayLike, n_bins: int = 15
+) -> Statistic[BrierDecomposition]:
+    """The Brier score in parts (Murphy 1973), label by label: calibration and discrimination.
+
+    For each label, its probabilities p fall into equal-width bins as in `ece`, with the outcome
+    y = [the label is the target]. With m_b documents and the means p_b, y_b in bin b, and y the
+    overall frequency: reliability = sum_b m_b (p_b - y_b)^2 / n, resolution =
+    sum_b m_b (y_b - y)^2 / n, uncertainty = y (1 - y). Murphy's three parts are exact if all p of
+    a bin are equal; the remainder, within-bin variance of p minus twice its covariance with y
+    (Stephenson et al. 2008), makes the sum exact always.
+
+    Args:
+        probs: float [n, L], rows sum to 1.
+        target: label numbers [n], or booleans [n, L] (see `classification.resolve_target`).
+        n_bins: number of bins.
+
+    Raises:
+        ValueError: as `brier`, and n_bins < 1.
+    """
+    _check_options(n_bins)
+    p, labels = _probs_and_target(probs, target)
+    n, size = p.shape
+    y = (labels[:, None] == np.arange(size)).astype(np.float64)
+    bins = (_equal_width_bins(p, n_bins) + n_bins * np.arange(size)).ravel()
+
+    def at(counts: Counts) -> BrierDecomposition:
+        def per_bin(values: Floats) -> Floats:
+            total = np.bincount(bins, (counts[:, None] * values).ravel(), n_bins * size)
+            return total.reshape(size, n_bins).astype(np.float64)
+
+        documents = counts.sum()
+        size_of = per_bin(np.ones_like(p))
+        held = np.maximum(size_of, 1)
+        p_mean, y_mean, base = per_bin(p) / held, per_bin(y) / held, counts @ y / documents
+        p_variance = per_bin(p**2) / held - p_mean**2
+        covariance = per_bin(p * y) / held - p_mean * y_mean
+
+        def mean(of_bins: Floats) -> float:
+            return float((size_of * of_bins).sum() / documents)
+
+        return BrierDecomposition(
+            reliability=mean((p_mean - y_mean) ** 2),
+            resolution=mean((y_mean - base[:, None]) ** 2),
+            uncertainty=float((base * (1 - base)).sum()),
+            remainder=mean(p_variance - 2 * covariance),
+        )
+
+    return Statistic(n, at)
 
 
 @metric(undefined=math.nan)
@@ -334,6 +447,37 @@ def _edges(ranked: _Ranked, candidates: Ints) -> tuple[int, Ints, Ints]:
     else:
         k = np.repeat(low[:tried], edges) + step
     return tried, b, ranked.first_of(k, b)
+
+
+def _smoothed_to_its_own_width(mass: Floats) -> float:
+    """The sigma at which smECE_sigma = sigma, for gaps that lie on the points of a grid.
+
+    A Gaussian that is reflected at both ends without end is the heat kernel of [0, 1], and cosines
+    are its eigenfunctions. Here it is the heat kernel of the grid itself: it never turns negative,
+    so smECE_sigma falls steadily even where sigma is as small as a cell. It lies between
+    |sum of the gaps| and the sum of their absolute values, and so does the solution.
+    """
+    width = np.full(CELLS + 1, 1 / CELLS)
+    width[[0, -1]] /= 2
+    cosines = scipy.fft.dct(mass / width, type=1)
+    decay = (np.cos(np.pi * np.arange(CELLS + 1) / CELLS) - 1) * CELLS**2
+
+    def excess(sigma: float) -> float:
+        smoothed = scipy.fft.idct(cosines * np.exp(sigma**2 * decay), type=1)
+        return float(np.abs(smoothed) @ width) - sigma
+
+    low, high = abs(float(mass.sum())), float(np.abs(mass).sum())
+    if excess(low) <= 0:  # all gaps have one sign
+        return low
+    if excess(high) >= 0:  # no two gaps of different sign are near each other
+        return high
+    return float(scipy.optimize.brentq(excess, low, high, xtol=1e-9))
+
+
+def _equal_width_bins(p: Floats, n_bins: int) -> Ints:
+    """Bin i is [i/n_bins, (i+1)/n_bins), the last one includes 1."""
+    bins: Ints = np.searchsorted(np.arange(1, n_bins) / n_bins, p, side="right")
+    return bins
 
 
 def _error(count: ArrayLike, right: ArrayLike, conf_sum: ArrayLike, norm: float) -> float:

@@ -18,7 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -346,7 +346,8 @@ class Engine:
                 logits = self._packed_pass(chosen, n_prefix, prefix)
             else:
                 logits = self._plain_pass(chosen, limits.tokens)
-            return read_batch(logits, _reads_of(chosen), top_k)
+            readouts = read_batch(logits, _reads_of(chosen), top_k)
+            return [_split_lead(p, r) for p, r in zip(chosen, readouts, strict=True)]
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
@@ -478,17 +479,35 @@ def _why_different(plain: torch.Tensor, packed: torch.Tensor, dtype: torch.dtype
 
 
 def _reads_of(chosen: Sequence[Prompt]) -> Reads:
-    position, token, label, roots = [], [], [], []
-    n_nodes = n_labels = 0
+    """What to read; the lead that labels share is read as one more label (`_split_lead`)."""
+    position, token, label, starts, n_labels = [], [], [], [], []
+    n_nodes = before = 0
     for p in chosen:
-        roots.append(n_nodes)
+        starts.append(n_nodes)
+        n_labels.append(len(p.labels) + (p.lead > 0))
         for own_label, node, read in p.trie.reads:  # by node, so that positions ascend
-            label.append(n_labels + own_label)
+            in_lead = node < p.lead
+            if in_lead and own_label:
+                continue  # the first label's reads stand for all
+            label.append(before + (len(p.labels) if in_lead else own_label))
             position.append(n_nodes + node)
             token.append(read)
         n_nodes += len(p.trie.tokens)
-        n_labels += len(p.labels)
-    return Reads(position, token, label, [len(p.labels) for p in chosen], roots)
+        before += n_labels[-1]
+    roots = [start + p.lead for start, p in zip(starts, chosen, strict=True)]
+    return Reads(position, token, label, n_labels, roots, starts)
+
+
+def _split_lead(prompt: Prompt, readout: Readout) -> Readout:
+    if not prompt.lead:
+        return readout
+    return replace(
+        readout,
+        label_logprobs=readout.label_logprobs[:-1],
+        label_greedy=readout.label_greedy[:-1] & readout.label_greedy[-1],
+        label_first=readout.label_first[:-1],
+        lead_logprob=float(readout.label_logprobs[-1]),
+    )
 
 
 def _layout_of(

@@ -26,25 +26,49 @@ class Prompt:
     Attributes:
         tokens: the prompt, at least one token.
         labels: [L] the tokens of each label, at least one token each.
+        lead: how many tokens all labels begin with before they part. The answer position is after
+            them: where a chat template ends in a line break, say, the harness makes that the
+            first token of every label.
+
+    Raises:
+        ValueError: no tokens, or labels that do not share their lead.
     """
 
     tokens: Tokens
     labels: tuple[Tokens, ...]
+    lead: int = 0
 
     def __post_init__(self) -> None:
         if not self.tokens or not all(self.labels):
             raise ValueError("A prompt and each of its labels need at least one token.")
+        if self.lead and (
+            len({label[: self.lead] for label in self.labels}) > 1
+            or min(map(len, self.labels)) <= self.lead
+        ):
+            raise ValueError(f"The labels do not all begin with the same {self.lead} tokens.")
 
     @cached_property
     def trie(self) -> Trie:
         return _trie(self.labels)
 
 
+def shared_lead(labels: Sequence[Tokens]) -> int:
+    """How many tokens several labels begin with, always leaving each at least one of its own."""
+    if len(labels) < 2:
+        return 0
+    most = min(map(len, labels)) - 1
+    first = labels[0]
+    return next(
+        (i for i in range(most) if any(label[i] != first[i] for label in labels)), max(most, 0)
+    )
+
+
 @dataclass(frozen=True)
 class Trie:
     """The inner nodes of a label set's trie: every place where a label's next token is read.
 
-    Node 0 is the answer position itself; node i > 0 is an extra token after its parent.
+    Node 0 is the end of the prompt; node i > 0 is an extra token after its parent. The first
+    label's nodes come first, so after a lead of m tokens, which all labels share, stands node m.
 
     Attributes:
         tokens: [n] the token of each node (-1 for node 0).

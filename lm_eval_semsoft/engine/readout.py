@@ -37,6 +37,9 @@ class Readout:
         entropy: entropy of the full next-token distribution.
         nucleus_sizes: [4] int32, tokens in the smallest set that reaches `NUCLEUS_LEVELS`.
         nucleus_entropies: [4] float32, entropy of each nucleus, renormalised.
+        lead_logprob: log-probability of the tokens that all labels begin with, which stand between
+            the prompt and the answer position; 0 where there are none. The label log-probabilities
+            are those after it.
     """
 
     topk_ids: NDArray[np.int32]
@@ -47,6 +50,7 @@ class Readout:
     entropy: float
     nucleus_sizes: NDArray[np.int32]
     nucleus_entropies: NDArray[np.float32]
+    lead_logprob: float = 0.0
 
     @property
     def argmax(self) -> int:
@@ -84,6 +88,7 @@ class Reads:
         label: [R] the label it belongs to, counted through the whole batch.
         n_labels: [B] labels of each document.
         roots: [B] row of each document's answer position.
+        starts: [B] first row of each document; `roots` where it is not given.
     """
 
     position: Sequence[int]
@@ -91,6 +96,7 @@ class Reads:
     label: Sequence[int]
     n_labels: Sequence[int]
     roots: Sequence[int]
+    starts: Sequence[int] = ()
 
 
 class NotFinite(ValueError):
@@ -199,7 +205,8 @@ def _check_finite(peak: torch.Tensor, rows: range, reads: Reads) -> None:
     bad = (~torch.isfinite(peak)).nonzero().flatten()
     if len(bad):
         first = rows.start + int(bad[0])
-        raise NotFinite(max(b for b, root in enumerate(reads.roots) if root <= first))
+        starts = reads.starts or reads.roots
+        raise NotFinite(max(b for b, start in enumerate(starts) if start <= first))
 
 
 def _labels(

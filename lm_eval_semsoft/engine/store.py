@@ -53,6 +53,7 @@ VOCABULARY = "vocabulary.parquet"
 
 _KEY = pa.binary(16)
 _FIXED = ("topk_ids", "topk_logprobs", "nucleus_sizes", "nucleus_entropies")  # fields of `Readout`
+_SINGLE = ("entropy", "lead_logprob")
 _RAGGED = ("label_logprobs", "label_greedy", "label_first")
 _PART_ROWS = 256  # rows that wait in memory for their part at most …
 _PART_SECONDS = 10.0  # … and how long: what a killed run has to do again
@@ -70,6 +71,8 @@ class ForeignReadouts(ValueError):
 def prompt_key(prompt: Prompt) -> bytes:
     """16 bytes that stand for the tokens of a prompt and of its labels."""
     lengths = [len(prompt.tokens), *map(len, prompt.labels)]
+    if prompt.lead:
+        lengths.append(-prompt.lead)
     flat = [*prompt.tokens, *(token for label in prompt.labels for token in label)]
     digest = hashlib.sha256(np.array([len(lengths), *lengths, *flat], dtype="<i8").tobytes())
     return digest.digest()[:16]
@@ -137,6 +140,7 @@ def _readout_schema(top_k: int) -> pa.Schema:
             "entropy": pa.float64(),
             "nucleus_sizes": pa.list_(pa.int32(), n),
             "nucleus_entropies": pa.list_(pa.float32(), n),
+            "lead_logprob": pa.float64(),
         }
     )
 
@@ -535,7 +539,8 @@ def _table_of(pending: Sequence[tuple[bytes, Readout]], top_k: int) -> pa.Table:
         own = [getattr(r, name) for r in readouts]
         offsets = np.cumsum([0, *map(len, own)]).astype(np.int32)
         columns[name] = pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(own)))
-    columns["entropy"] = [r.entropy for r in readouts]
+    for name in _SINGLE:
+        columns[name] = [getattr(r, name) for r in readouts]
     return pa.table(columns, schema=schema)
 
 
@@ -545,13 +550,15 @@ class _Rows:
     def __init__(self, table: pa.Table) -> None:
         self._fixed = {name: fixed_column(table, name) for name in _FIXED}
         self._ragged = {name: ragged_column(table, name) for name in _RAGGED}
-        self._entropy = table["entropy"].to_numpy()
+        self._single = {name: table[name].to_numpy() for name in _SINGLE}
 
     def __getitem__(self, i: int) -> Readout:
         own: dict[str, Any] = {name: column[i] for name, column in self._fixed.items()}
         for name, (values, offsets) in self._ragged.items():
             own[name] = values[offsets[i] : offsets[i + 1]]
-        return Readout(entropy=float(self._entropy[i]), **own)
+        for name, column in self._single.items():
+            own[name] = float(column[i])
+        return Readout(**own)
 
 
 def fixed_column(table: pa.Table, name: str) -> NDArray[Any]:

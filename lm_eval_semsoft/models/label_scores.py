@@ -24,7 +24,7 @@ from lm_eval_semsoft.core.semantic_softmax import (
     semantic_log_scores,
 )
 from lm_eval_semsoft.engine.labels import Encode, label_set, why_no_kernel
-from lm_eval_semsoft.engine.plan import Tokens
+from lm_eval_semsoft.engine.plan import Tokens, shared_lead
 from lm_eval_semsoft.engine.readout import Readout
 
 from .pairs import Document
@@ -104,6 +104,22 @@ class TaskLabels:
         alone = len({document.doc_id for document in documents}) == 1
         fixed = len(union) == largest > 1 and not (alone and _labels_are_in(documents[0]))
         return cls(union, fixed)
+
+    @cached_property
+    def lead(self) -> int:
+        """How many tokens all labels begin with (`engine.plan.Prompt.lead`)."""
+        return shared_lead(tuple(self.tokens.values())) if self.fixed else 0
+
+    def lead_of(self, own: Mapping[str, Tokens]) -> int:
+        """The lead of a document: the task's, or its own where it has its own labels.
+
+        A run that was stopped may ask for some labels only; their answer position is the same.
+        """
+        if not self.fixed:
+            return shared_lead(tuple(own.values()))
+        mine = {t[: self.lead] for t in own.values()}
+        theirs = next(iter(self.tokens.values()))[: self.lead]
+        return self.lead if mine == {theirs} else 0
 
     @cached_property
     def why_identity(self) -> str | None:
@@ -191,7 +207,8 @@ class Scorer:
         if not self._wants_cosine(task, known):
             return None
         labels = tuple(known.tokens if known.fixed else own)
-        spelled = tuple(own.get(c) or known.tokens[c] for c in labels)
+        lead = known.lead_of(own)
+        spelled = tuple((own.get(c) or known.tokens[c])[lead:] for c in labels)
         if (labels, spelled) not in self._built:
             if not known.fixed:  # other labels in every document: keep only the newest
                 self._built.clear()

@@ -39,7 +39,11 @@ def record_of(
         document = job.document
         task = str(document.task)
         record.tasks.setdefault(task, {"why_identity": known[document.task].why_identity})
-        flat = [(label, p.prompt.labels[i]) for p in job.parts for i, label in enumerate(p.labels)]
+        flat = [
+            (label, p.prompt.labels[i][p.prompt.lead :])
+            for p in job.parts
+            for i, label in enumerate(p.labels)
+        ]
         order = sorted(range(len(flat)), key=lambda i: min(document.indices[flat[i][0]]))
         labels = tuple(flat[i][0] for i in order)
         spelled = tuple(flat[i][1] for i in order)

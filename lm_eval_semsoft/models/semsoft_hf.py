@@ -313,7 +313,7 @@ class SemsoftHF(HFLM):
         jobs, n_cut = [], 0
         for document, own, labels in zip(documents, pairs, tokens, strict=True):
             self._check_distinct(document, known[document.task])
-            parts, cut = self._cut(own)
+            parts, cut = self._cut(own, known[document.task].lead_of(labels))
             n_cut += cut
             votes = self.scorer.votes(document.task, known[document.task], labels)
             jobs.append(Job(document, parts, votes))
@@ -366,7 +366,9 @@ class SemsoftHF(HFLM):
                     f"of task {document.task}: labels must differ."
                 )
 
-    def _cut(self, pairs: dict[str, tuple[Tokens, Tokens]]) -> tuple[tuple[Part, ...], bool]:
+    def _cut(
+        self, pairs: dict[str, tuple[Tokens, Tokens]], lead: int
+    ) -> tuple[tuple[Part, ...], bool]:
         """Cut contexts from the left to what leaves room for the label, as the harness does.
 
         Returns the parts, and whether anything was cut.
@@ -378,7 +380,7 @@ class SemsoftHF(HFLM):
             cut = cut or len(context) > room
             parts.setdefault(context[-room:], []).append(continuation)
         made = (
-            Part(Prompt(context, tuple(pairs[c][1] for c in labels)), tuple(labels))
+            Part(Prompt(context, tuple(pairs[c][1] for c in labels), lead), tuple(labels))
             for context, labels in parts.items()
         )
         return tuple(made), cut
@@ -413,9 +415,9 @@ class SemsoftHF(HFLM):
             log_s = self.scorer.log_scores(readout, part.labels, job.votes)
             for i, label in enumerate(part.labels):
                 scores[label] = LabelScore(
-                    float(log_s[i]),
+                    float(log_s[i]) + readout.lead_logprob,
                     bool(readout.label_greedy[i]),
-                    float(readout.label_logprobs[i]),
+                    float(readout.label_logprobs[i]) + readout.lead_logprob,
                     None if scores else readout,
                 )
         return scores

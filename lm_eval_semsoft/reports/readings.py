@@ -262,6 +262,8 @@ class _Rows:
 
     def gather(self, name: str, keys: Sequence[bytes]) -> NDArray[Any]:
         """One row per key of a column of equal lengths."""
+        if not self.columns:  # nothing was read yet
+            return np.empty((0, 0))
         places = np.array([self.place[key] for key in keys]).reshape(-1, 2)
         sample = self.columns[0][name]
         out = np.empty((len(keys), *sample.shape[1:]), dtype=sample.dtype)
@@ -359,5 +361,6 @@ def _right(
         own = doc.get("labels") if isinstance(doc, dict) else None
         if samples is not None:
             own = [samples[document.doc_id]] if document.doc_id in samples else None
-        valid = isinstance(own, list) and own and all(isinstance(x, int) for x in own)
-        yield own if valid and all(0 <= x < len(document.labels) for x in own) else None
+        choices = range(len(document.labels))
+        valid = isinstance(own, list) and all(isinstance(x, int) and x in choices for x in own)
+        yield own if own and valid else None

@@ -12,8 +12,12 @@ Environment:
 
 from __future__ import annotations
 
+import csv
+import difflib
 import functools
 import hashlib
+import io
+import json
 import logging
 import os
 import re
@@ -21,7 +25,7 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +82,7 @@ class DatasetSpec:
         hub: where the hub has it, or None.
         published_rows: split name -> rows of the published split; a local copy with another
             number is used, with a warning.
+        other_suffixes: endings that the file name of a local copy may have instead, ``.csv``, say.
     """
 
     name: str
@@ -85,6 +90,12 @@ class DatasetSpec:
     read: RowReader
     hub: HubFiles | None = None
     published_rows: Mapping[str, int] = field(default_factory=dict)
+    other_suffixes: Sequence[str] = ()
+
+    def local_names(self, split: str) -> list[str]:
+        """File names that a local copy of the split may have, the first one first."""
+        name = self.files[split]
+        return [name, *(str(Path(name).with_suffix(s)) for s in self.other_suffixes)]
 
 
 @dataclass(frozen=True)
@@ -152,10 +163,11 @@ def _find_local(spec: DatasetSpec, split: str) -> Path:
         raise _NotHere("SEMSOFT_DATA_DIR is not set")
     if not Path(root).expanduser().is_dir():
         raise DataUnavailable(f"SEMSOFT_DATA_DIR={root!r} is not a folder.")
-    path = Path(root).expanduser() / spec.name / spec.files[split]
-    if not path.is_file():
-        raise _NotHere(f"there is no file {path}")
-    return path
+    folder = Path(root).expanduser() / spec.name
+    for name in spec.local_names(split):
+        if (folder / name).is_file():
+            return folder / name
+    raise _NotHere(f"there is no file {folder / _either(spec, split)}")
 
 
 def _find_embedded(spec: DatasetSpec, split: str) -> Path:
@@ -282,14 +294,65 @@ def read_tsv(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str
         BrokenData: not UTF-8, or a line with another number of fields than ``columns``.
     """
     expected = f"{len(columns)} tab-separated fields ({', '.join(columns)})"
-    lines = _decode(path).split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    for number, line in enumerate(lines, start=1):
+    for number, line in _lines(path):
         fields = line.removesuffix("\r").split("\t")
         if len(fields) != len(columns):
             raise broken_row(path, number, expected, line)
         yield number, fields
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield (line number from 1, object) of a file with one JSON object per line.
+
+    Lines without anything in them are skipped; only ``\\n`` ends a line, as in `read_tsv`.
+
+    Raises:
+        BrokenData: not UTF-8, or a line that is no JSON object.
+    """
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise broken_row(path, number, "a JSON object", line)
+        yield number, row
+
+
+def read_csv(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield (number of the row's first line, header -> field) of a comma-separated file.
+
+    The first line is the header. Fields are strings; quoted ones may hold line breaks.
+
+    Raises:
+        BrokenData: not UTF-8, no CSV, or a row with another number of fields than the header.
+    """
+    reader = csv.reader(io.StringIO(_decode(path), newline=""), strict=True)
+    header: list[str] = []
+    end = 0
+    try:
+        for fields in reader:
+            start, end = end + 1, reader.line_num
+            if not fields:
+                continue
+            if not header:
+                header = [name.strip() for name in fields]
+                continue
+            if len(fields) != len(header):
+                expected = f"{len(header)} comma-separated fields ({', '.join(header)})"
+                raise broken_row(path, start, expected, ",".join(fields))
+            yield start, dict(zip(header, fields, strict=True))
+    except csv.Error as error:
+        raise BrokenData(f"{path}, line {end + 1}: expected CSV ({error}).") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    lines = _decode(path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return enumerate(lines, start=1)
 
 
 def _decode(path: Path) -> str:
@@ -364,7 +427,7 @@ def _how_to_get(spec: DatasetSpec, split: str, reasons: Sequence[str]) -> str:
 def _ways_out(spec: DatasetSpec, split: str, sample: bool) -> str:
     ways = [
         "set SEMSOFT_DATA_DIR to a folder that holds the published file as "
-        f"{spec.name}/{spec.files[split]}"
+        f"{spec.name}/{_either(spec, split)}"
     ]
     if spec.hub is not None:
         ways.append(
@@ -374,6 +437,17 @@ def _ways_out(spec: DatasetSpec, split: str, sample: bool) -> str:
     if sample:
         ways.append("set SEMSOFT_DATA=embedded for a small sample that is not the published data")
     return f"To get it: {', or '.join(ways)}."
+
+
+def _either(spec: DatasetSpec, split: str) -> str:
+    return " or ".join(spec.local_names(split))
+
+
+def warn_of_typos(task: str, given: Iterable[str], options: Sequence[str]) -> None:
+    """Unknown options cannot be refused (model arguments arrive too), near misses can tell."""
+    for name in given:
+        if near := difflib.get_close_matches(name, options, n=1, cutoff=0.8):
+            logger.warning("%s: the option %r is ignored; is %r meant?", task, name, near[0])
 
 
 def _first_line(error: BaseException) -> str:

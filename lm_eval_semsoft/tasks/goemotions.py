@@ -5,28 +5,25 @@ The rules (which rows, which few-shot examples) are in ``task_configs/goemotions
 
 from __future__ import annotations
 
-import difflib
 import logging
-import random
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
-from lm_eval.api.samplers import ContextSampler
 
 from lm_eval_semsoft.core.errors import check_choice
+from lm_eval_semsoft.tasks import fewshot
 from lm_eval_semsoft.tasks.data import (
     BrokenData,
     DatasetSpec,
-    DataUnavailable,
     HubFiles,
     LoadedRows,
     Row,
     broken_row,
     load_rows,
     read_tsv,
+    warn_of_typos,
 )
 
 logger = logging.getLogger(__name__)
@@ -41,10 +38,6 @@ LABELS = (
 
 SPLITS = {"test": "test", "validation": "validation", "dev": "validation", "train": "train"}
 MULTILABEL = ("drop", "any")
-# Few-shot examples come from the train split, except when that is what is evaluated.
-FEWSHOT_SPLIT = {"test": "train", "validation": "train", "train": "validation"}
-FEWSHOT_PER_LABEL = 10  # candidates kept: far more than fit into a prompt, few enough to be quick
-FEWSHOT_SEED = 1234  # the harness's own default
 
 FEATURES = datasets.Features(
     {
@@ -78,11 +71,11 @@ def load(split: str = "test", multilabel: str = "drop", **other: Any) -> dataset
     """
     chosen = SPLITS[check_choice("split", split, tuple(SPLITS))]
     check_choice("multilabel", multilabel, MULTILABEL)
-    _warn_of_typos(other)
+    warn_of_typos("goemotions", other, ("split", "multilabel"))
     loaded = load_rows(SPEC, chosen)
     return datasets.DatasetDict(
         test=_dataset(evaluation_rows(loaded, multilabel), loaded),
-        train=_dataset(_fewshot_rows(chosen, loaded), loaded),
+        train=_dataset(fewshot.fewshot_rows(SPEC, chosen, loaded), loaded),
     )
 
 
@@ -106,85 +99,6 @@ def evaluation_rows(loaded: LoadedRows, multilabel: str) -> list[Row]:
     n = len(loaded.rows)
     logger.info("goemotions: %d of %d rows are scored (multilabel=%s)", len(rows), n, multilabel)
     return rows
-
-
-# --- few-shot examples ---------------------------------------------------------------------------
-
-
-def _fewshot_rows(evaluated: str, loaded: LoadedRows) -> list[Row]:
-    """Candidates from the same source; empty when it has no such split (zero-shot needs none)."""
-    try:
-        pool = load_rows(SPEC, FEWSHOT_SPLIT[evaluated], source=loaded.source)
-    except DataUnavailable:
-        logger.info("goemotions: no few-shot examples, %s holds no such split", loaded.path.parent)
-        return []
-    return fewshot_candidates(pool.rows, {row["text"].strip() for row in loaded.rows})
-
-
-def fewshot_candidates(rows: Sequence[Row], evaluated_texts: set[str]) -> list[Row]:
-    """Rows with one label, some text, each text once, and no text that is evaluated.
-
-    Returns:
-        At most `FEWSHOT_PER_LABEL` rows of each label, in the order of `label_diverse`.
-    """
-    taken = {"", *evaluated_texts}
-    fresh: list[Row] = []
-    for row in rows:
-        if len(row["labels"]) == 1 and row["text"].strip() not in taken:
-            taken.add(row["text"].strip())
-            fresh.append(row)
-    ordered = label_diverse(fresh, FEWSHOT_SEED)
-    kept: Counter[int] = Counter()
-    return [row for row in ordered if _count(kept, row["labels"][0]) <= FEWSHOT_PER_LABEL]
-
-
-def label_diverse(rows: Iterable[Row], seed: int | None) -> list[Row]:
-    """A seeded order in which every label comes once before any label comes twice, and so on.
-
-    It depends on the rows and the seed, not on the order of the rows.
-    """
-    shuffled = sorted(rows, key=lambda row: (row["id"], row["text"]))
-    random.Random(seed).shuffle(shuffled)
-    seen: Counter[int] = Counter()
-    rounds = [_count(seen, row["labels"][0]) for row in shuffled]
-    return [shuffled[i] for i in sorted(range(len(shuffled)), key=rounds.__getitem__)]
-
-
-def _count(counter: Counter[int], label: int) -> int:
-    counter[label] += 1
-    return counter[label]
-
-
-class LabelDiverseSampler(ContextSampler):
-    """Few-shot examples: the same for every document, as many different labels as possible.
-
-    The same examples make one shared prompt prefix: comparable and fast. The harness's few-shot
-    seed (4th value of ``--seed``) chooses the order.
-    """
-
-    df: Sequence[dict[str, Any]]
-
-    def set_rnd(self, rnd: int | None) -> LabelDiverseSampler:
-        """Order the candidates by a seed (None: at random, as in the harness)."""
-        super().set_rnd(rnd)
-        self.df = label_diverse(self.df, rnd)
-        return self
-
-    def sample(
-        self, n: int, eval_doc: Any = None, df: Any = None, **kwargs: Any
-    ) -> Sequence[dict[str, Any]]:
-        """The first ``n`` candidates.
-
-        Raises:
-            DataUnavailable: there are fewer, e.g. because the data source has no train split.
-        """
-        if n > len(self.df):
-            raise DataUnavailable(
-                f"num_fewshot={n}: the data source of goemotions offers {len(self.df)} examples; "
-                "use a smaller number, or put the train split beside the evaluated one "
-                f"(SEMSOFT_DATA_DIR/{SPEC.name}/{SPEC.files['train']})."
-            )
-        return self.df[:n]
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -241,13 +155,6 @@ def _dataset(rows: Sequence[Row], loaded: LoadedRows) -> datasets.Dataset:
     return datasets.Dataset.from_dict(columns, features=FEATURES)
 
 
-def _warn_of_typos(other: Iterable[str]) -> None:
-    """Unknown options cannot be refused (model arguments arrive here too), near misses can tell."""
-    for name in other:
-        if near := difflib.get_close_matches(name, ("split", "multilabel"), n=1, cutoff=0.8):
-            logger.warning("goemotions: the option %r is ignored; is %r meant?", name, near[0])
-
-
 _HUB_FILE = "simplified/{}-00000-of-00001.parquet"
 SPEC = DatasetSpec(
     name="goemotions",
@@ -261,3 +168,9 @@ SPEC = DatasetSpec(
     ),
     published_rows={"train": 43410, "validation": 5426, "test": 5427},
 )
+
+
+class LabelDiverseSampler(fewshot.LabelDiverseSampler):
+    """As the base class says, of GoEmotions."""
+
+    spec = SPEC

@@ -83,17 +83,28 @@ def process_results(doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str,
     """
     key = str(doc["id"])
     targets = _targets(key, doc["labels"], len(results))
-    scores = np.array([result[0] for result in results], dtype=np.float64)
-    constrained = np.array(
-        [getattr(result, "constrained", result[0]) for result in results], dtype=np.float64
-    )
+    scores, constrained = log_scores(results)
     payloads = {
         **_measures(key, scores, targets),
         **{f"constrained_{k}": v for k, v in _measures(key, constrained, targets).items()},
         "silent_vote": DocValue(_silent_vote(results, scores, constrained), key),
     }
-    twice = {k: v for name, v in payloads.items() for k, v in ((name, v), (f"{name}_stderr", v))}
-    return {**twice, "published_data": DocValue(doc["published_data"], key)}
+    return {**twice(payloads), "published_data": DocValue(doc["published_data"], key)}
+
+
+def log_scores(results: Sequence[Any]) -> tuple[Floats, Floats]:
+    """Log scores of one document's labels, the run's and the constrained ones: [L] each.
+
+    A stock model's pairs have no constrained score, and then both are the same.
+    """
+    scores = np.array([result[0] for result in results], dtype=np.float64)
+    own = [getattr(result, "constrained", result[0]) for result in results]
+    return scores, np.array(own, dtype=np.float64)
+
+
+def twice(payloads: Mapping[str, Payload]) -> dict[str, Payload]:
+    """Every payload under its metric's name and, right after it, its standard error's name."""
+    return {k: v for name, v in payloads.items() for k, v in ((name, v), (f"{name}_stderr", v))}
 
 
 class Prediction(NamedTuple):
@@ -124,7 +135,7 @@ def _measures(key: str, scores: Floats, targets: Sequence[int]) -> dict[str, Pay
 
 
 def _predict(scores: Floats, targets: Sequence[int]) -> Prediction:
-    log_probs = _log_softmax(scores)
+    log_probs = log_softmax(scores)
     probs = np.exp(log_probs)
     if np.isnan(probs).any():
         unknown = math.nan
@@ -145,7 +156,8 @@ def _predict(scores: Floats, targets: Sequence[int]) -> Prediction:
     )
 
 
-def _log_softmax(scores: Floats) -> Floats:
+def log_softmax(scores: Floats) -> Floats:
+    """Log-probabilities [L] from log scores [L]; all NaN if one of them is NaN or +inf."""
     with np.errstate(invalid="ignore"):  # inf - inf: NaN is the answer
         shifted = scores - scores.max()
         log_probs: Floats = shifted - np.log(np.exp(shifted).sum())
@@ -187,52 +199,52 @@ def document_mean(values: ArrayLike) -> Statistic[float]:
 
 def mean(items: Sequence[Payload]) -> float:
     """Aggregation: the mean over documents."""
-    return _value(document_mean, items)
+    return aggregate(document_mean, items)
 
 
 def mean_stderr(items: Sequence[Payload]) -> float:
     """Aggregation: standard error of `mean`."""
-    return _stderr(document_mean, items)
+    return aggregate_stderr(document_mean, items)
 
 
 def macro_f1(items: Sequence[Payload]) -> float:
     """Aggregation: macro-averaged F1 (`core.classification.macro_f1`)."""
-    return _value(classification.macro_f1, items)
+    return aggregate(classification.macro_f1, items)
 
 
 def macro_f1_stderr(items: Sequence[Payload]) -> float:
     """Aggregation: standard error of `macro_f1`."""
-    return _stderr(classification.macro_f1, items)
+    return aggregate_stderr(classification.macro_f1, items)
 
 
 def auroc(items: Sequence[Payload]) -> float:
     """Aggregation: macro one-vs-rest AUROC (`core.classification.auroc`)."""
-    return _value(classification.auroc, items)
+    return aggregate(classification.auroc, items)
 
 
 def auroc_stderr(items: Sequence[Payload]) -> float:
     """Aggregation: standard error of `auroc`."""
-    return _stderr(classification.auroc, items)
+    return aggregate_stderr(classification.auroc, items)
 
 
 def ece(items: Sequence[Payload]) -> float:
     """Aggregation: expected calibration error, 15 equal-width bins (`core.calibration.ece`)."""
-    return _value(calibration.ece, items)
+    return aggregate(calibration.ece, items)
 
 
 def ece_stderr(items: Sequence[Payload]) -> float:
     """Aggregation: standard error of `ece`."""
-    return _stderr(calibration.ece, items)
+    return aggregate_stderr(calibration.ece, items)
 
 
 def ece_sweep(items: Sequence[Payload]) -> float:
     """Aggregation: calibration error of the monotonic sweep (`core.calibration.ece_sweep`)."""
-    return _value(calibration.ece_sweep, items)
+    return aggregate(calibration.ece_sweep, items)
 
 
 def ece_sweep_stderr(items: Sequence[Payload]) -> float:
     """Aggregation: standard error of `ece_sweep`."""
-    return _stderr(calibration.ece_sweep, items)
+    return aggregate_stderr(calibration.ece_sweep, items)
 
 
 def silent_vote(items: Sequence[Payload]) -> float:
@@ -245,7 +257,8 @@ def silent_vote_stderr(items: Sequence[Payload]) -> float:
     return math.nan if _all_nan(items) else mean_stderr(items)
 
 
-def _value(metric: Any, items: Sequence[Payload]) -> float:
+def aggregate(metric: Any, items: Sequence[Payload]) -> float:
+    """A metric of `core` on the payloads of all documents; NaN if one of them has NaN."""
     columns = _columns(items)
     if columns is None:
         return math.nan
@@ -253,7 +266,8 @@ def _value(metric: Any, items: Sequence[Payload]) -> float:
     return float(getattr(result, "value", result))
 
 
-def _stderr(metric: Any, items: Sequence[Payload]) -> float:
+def aggregate_stderr(metric: Any, items: Sequence[Payload]) -> float:
+    """Bootstrap standard error of `aggregate`."""
     columns = _columns(items)
     return math.nan if columns is None else bootstrap.stderr(metric, *columns, n=RESAMPLES)
 

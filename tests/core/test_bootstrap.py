@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm_eval_semsoft.core import bootstrap, calibration, classification
+from lm_eval_semsoft.core import alignment, bootstrap, calibration, classification, corrections
 from lm_eval_semsoft.core.bootstrap import (
+    Paired,
     UndefinedMetricWarning,
     interval,
+    paired,
     replicates,
     resamples,
     stderr,
@@ -24,6 +26,7 @@ METRICS_OF_PROBS = [
     classification.auroc,
     calibration.brier,
     calibration.nll,
+    corrections.fit_temperature,
 ]
 METRICS_OF_CONFIDENCE = [
     classification.confidence_auroc,
@@ -31,6 +34,8 @@ METRICS_OF_CONFIDENCE = [
     calibration.ece,
     calibration.ece_mass,
     calibration.ece_sweep,
+    calibration.smooth_ece,
+    alignment.spearman_r,
     functools.partial(calibration.ece, n_bins=4, norm=2),
     functools.partial(calibration.ece_mass, n_bins=4, ties="split"),
     functools.partial(calibration.ece_sweep, norm=1, ties="split"),
@@ -177,6 +182,106 @@ def test_infinite_replicates_give_nan_and_one_warning():
     assert len(seen) == 1
 
 
+def test_parts_of_the_brier_score_are_functions_of_the_counts_too():
+    probs, target = example()
+    at = calibration.brier_decomposition.prepare(probs, target).at
+    for counts in resamples(len(target), 10, 3):
+        rows = np.repeat(np.arange(len(counts)), counts)
+        expected = calibration.brier_decomposition(probs[rows], target[rows])
+        assert at(counts) == pytest.approx(expected, abs=1e-12)
+
+
+def test_paired_is_the_difference_on_the_same_resamples():
+    (a, target), (b, _) = example(), example(seed=1)
+    expected = np.subtract(
+        expected_replicates(calibration.brier, (a, target), 200, 5),
+        expected_replicates(calibration.brier, (b, target), 200, 5),
+    )
+    got = paired(calibration.brier, (a, target), (b, target), n=200, seed=5, level=0.8)
+    difference = calibration.brier(a, target) - calibration.brier(b, target)
+    assert got.difference == pytest.approx(difference)
+    assert (got.low, got.high) == pytest.approx(tuple(np.percentile(expected, [10, 90])))
+    assert got.probability == np.mean(expected > 0)
+    assert got.n == 60
+    loss = paired(
+        calibration.brier, (a, target), (b, target), n=200, seed=5, higher_is_better=False
+    )
+    assert loss.difference == got.difference
+    assert loss.probability == pytest.approx(1 - got.probability)
+
+
+def test_paired_turns_around_with_its_sides():
+    (a, target), (b, _) = example(), example(seed=1)
+    one = paired(classification.accuracy, (a, target), (b, target), n=300)
+    other = paired(classification.accuracy, (b, target), (a, target), n=300)
+    assert other.difference == -one.difference
+    assert (other.low, other.high) == pytest.approx((-one.high, -one.low), abs=1e-12)
+    assert other.probability == pytest.approx(1 - one.probability)
+
+
+def test_paired_is_far_sharper_than_two_intervals():
+    rng = np.random.default_rng(0)
+    hard = rng.random(500)  # what makes a document hard, it does for both
+    a, b = hard + 0.001 + 0.001 * rng.random(500), hard + 0.001 * rng.random(500)
+    got = paired(np.mean, (a,), (b,))
+    assert got.low > 0
+    assert got.probability == 1
+    width = np.ptp(interval(np.mean, a))
+    assert got.high - got.low < width / 100
+
+
+def test_paired_ties_count_one_half():
+    probs, target = example()
+    assert paired(classification.accuracy, (probs, target), (probs, target)) == Paired(
+        0.0, 0.0, 0.0, 0.5, 60
+    )
+    # One document of two is right for a only: a resample without it (1/4 of all) is a tie.
+    got = paired(np.mean, ([1, 0],), ([0, 0],), n=4000)
+    assert got.probability == pytest.approx(0.75 + 0.25 / 2, abs=0.02)
+
+
+def test_paired_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(200):
+        a, b = rng.random((2, 80))
+        got = paired(calibration.mean_confidence, (a,), (b,), n=100, level=0.9)
+        covered += got.low <= 0 <= got.high
+    assert 0.82 <= covered / 200 <= 0.96
+
+
+def test_paired_drops_undefined_resamples():
+    correct = np.arange(12) == 7  # a third of the resamples has no right answer
+    a, b = np.linspace(0.1, 0.9, 12), np.linspace(0.9, 0.1, 12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = paired(classification.confidence_auroc, (a, correct), (b, correct))
+    assert got.difference == pytest.approx(7 / 11 - 4 / 11)
+    assert -1 <= got.low < got.difference < got.high <= 1
+    assert 0.5 < got.probability < 1
+
+
+def test_paired_without_a_value_is_nan_with_one_warning():
+    auroc, fine = classification.confidence_auroc, ([0.2, 0.3], [1, 0])
+    for a, b in ((([0.2, 0.3], [1, 1]), fine), (fine, ([0.2, np.nan], [0, 1])), (([], []),) * 2):
+        with pytest.warns(UndefinedMetricWarning, match="confidence_auroc is NaN") as seen:
+            got = paired(auroc, a, b)
+        assert len(seen) == 1 + (a == b)
+        assert np.isnan([got.difference, got.low, got.high, got.probability]).all()
+    with pytest.warns(UndefinedMetricWarning, match="paired comparison of ece.*least two") as seen:
+        got = paired(calibration.ece, ([0.5], [1]), ([0.25], [1]))
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    assert got.difference == -0.25
+    assert np.isnan([got.low, got.high, got.probability]).all()
+
+    certain, sure = np.array([[1.0, 0.0], [0.5, 0.5], [0.4, 0.6]]), np.full((3, 2), 0.5)
+    with pytest.warns(UndefinedMetricWarning, match="paired.*infinite"):
+        got = paired(calibration.nll, (certain, [1, 0, 1]), (sure, [1, 0, 1]))
+    assert got.difference == math.inf
+    assert math.isnan(got.probability)
+
+
 def test_two_documents_work():
     probs, target = np.array([[0.7, 0.3], [0.4, 0.6]]), np.array([0, 0])
     assert 0 < stderr(classification.accuracy, probs, target) < 1
@@ -198,6 +303,10 @@ def test_a_function_from_elsewhere_may_raise_its_own_errors():
         (lambda: replicates(np.mean, [1, 2], n=0), "n=0 is not allowed"),
         (lambda: resamples(0), "documents=0 is not allowed"),
         (lambda: interval(np.mean, [1, 2], level=95), "level=95"),
+        (lambda: paired(np.mean, ([1, 2],), ([1, 2],), level=95), "level=95"),
+        (lambda: paired(np.mean, ([1, 2],), ([1, 2],), n=1), "n=1 is not allowed"),
+        (lambda: paired(np.mean, ([1, 2],), ([1, 2, 3],)), "2, 3 rows"),
+        (lambda: paired(np.mean, np.ones(2), (np.ones(2),)), "a_arrays is ndarray"),
         (lambda: stderr(calibration.ece, [0.5, 0.5], [1, 2]), "correct contains 2"),
     ],
 )

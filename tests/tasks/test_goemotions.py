@@ -19,7 +19,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 from sklearn.metrics import accuracy_score, f1_score, log_loss, roc_auc_score
 
-from lm_eval_semsoft.tasks import data, goemotions, metrics
+from lm_eval_semsoft.tasks import data, fewshot, goemotions, metrics
 from lm_eval_semsoft.tasks.data import BrokenData, DataUnavailable
 
 ROOT = Path(__file__).parents[2]
@@ -277,7 +277,7 @@ def row(i, label):
 
 def test_every_label_once_before_any_comes_twice():
     rows = [row(i, i % 7 if i < 20 else 0) for i in range(200)]
-    labels = [r["labels"][0] for r in goemotions.label_diverse(rows, seed=3)]
+    labels = [r["labels"][0] for r in fewshot.label_diverse(rows, seed=3)]
     assert len(set(labels[:7])) == 7
     assert len(set(labels[7:13])) == 6
     assert len(labels) == 200
@@ -285,15 +285,15 @@ def test_every_label_once_before_any_comes_twice():
 
 def test_order_depends_on_the_seed_not_on_the_order_of_the_rows():
     rows = [row(i, i % 7) for i in range(50)]
-    once = goemotions.label_diverse(rows, seed=1)
-    assert goemotions.label_diverse(reversed(rows), seed=1) == once
-    assert goemotions.label_diverse(once, seed=1) == once
-    assert goemotions.label_diverse(rows, seed=2) != once
+    once = fewshot.label_diverse(rows, seed=1)
+    assert fewshot.label_diverse(reversed(rows), seed=1) == once
+    assert fewshot.label_diverse(once, seed=1) == once
+    assert fewshot.label_diverse(rows, seed=2) != once
 
 
 def test_candidates_are_few_enough_to_be_quick():
     rows = [row(i, i % 3) for i in range(500)]
-    assert len(goemotions.fewshot_candidates(rows, set())) == 3 * goemotions.FEWSHOT_PER_LABEL
+    assert len(fewshot.fewshot_candidates(rows, set())) == 3 * fewshot.FEWSHOT_PER_LABEL
 
 
 def test_the_same_examples_for_every_document(local):

