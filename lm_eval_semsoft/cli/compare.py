@@ -254,9 +254,13 @@ def page(found: Comparison) -> Iterator[Any]:
 
 
 def legend(found: Comparison) -> Iterator[str]:
+    from lm_eval_semsoft.reports.compare import MEASURES, SLOW, draws_of
+
+    slow = [m for m in MEASURES if m.key in SLOW]
+    names, fewer = " and ".join(m.name for m in slow), draws_of(slow[0], found.resamples)
     yield (
         f"Intervals: {found.level:.0%} percentile bootstrap, {found.resamples:,} resamples of the "
-        f"documents, seed {found.seed}, the same for all rows. + or − behind a value: better or "
+        f"documents ({names}: the first {fewer:,}), seed {found.seed}, the same for all rows. + or − behind a value: better or "
         f"worse than constrained in at least {CLEAR:.1%} of them. Bold: best of the column, the "
         "uniform guess aside."
     )

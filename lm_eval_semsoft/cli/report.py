@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lm_eval_semsoft.cli.rescore import (
+    Anchors,
+    KernelName,
+    Preset,
+    RivalVotes,
+    Space,
+    Tau,
+    TopK,
+    scoring_of,
+)
 from lm_eval_semsoft.cli.shared import fail, make_console, one_sentence, print_json
 
 if TYPE_CHECKING:
+    from lm_eval_semsoft.reports.readings import Readings
     from lm_eval_semsoft.reports.report import Section
+
+SHOWN = 10  # documents per task
 
 EXAMPLES = """
 **Examples**
@@ -21,95 +34,137 @@ EXAMPLES = """
 
 `semsoft report readouts/* -o models.html --png figures`
 
-`semsoft report readouts/gemma --tune tune.json --documents 30`
+`semsoft report readouts/gemma --tau q0.99 --tune tune.json`
 
 `semsoft report readouts/gemma --json > numbers.json`
 
-The readouts come from a run with `--model_args …,readouts=DIR`.
+The readouts come from `lm_eval --model semsoft-hf --model_args …,readouts=DIR`. Scoring arguments
+change what Semantic Softmax is on the page; without them it is that of the run.
 """
 
 
 @one_sentence
 def report(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(metavar="DIR…", help="Readouts of a run each (`readouts=DIR`)."),
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR…", help="Readouts directories.")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The page, one HTML file that needs no network.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The page: one HTML file, no network needed."
+        ),
     ] = Path("report.html"),
     png: Annotated[
         Path | None,
-        typer.Option("--png", help="Also write the figures here, as PNG (200 dpi) and PDF."),
+        typer.Option(
+            "--png", metavar="DIR", help="Also write the figures there, as PNG (200 dpi) and PDF."
+        ),
     ] = None,
     tune: Annotated[
         Path | None,
         typer.Option(
-            "--tune", help="A file of `semsoft tune`; by default `tune.json` in each DIR, if there."
+            metavar="FILE",
+            help="What `semsoft tune -o` wrote; else `tune.json` in each DIR, if any.",
+        ),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
+    samples: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="`samples_<task>_….jsonl` of the run (`lm_eval --log_samples`), where the "
+            "documents do not say which label is right; once per DIR, or once for all."
         ),
     ] = None,
     documents: Annotated[
-        int,
-        typer.Option("--documents", min=0, help="Documents that changed most, shown per task."),
-    ] = 10,
+        int, typer.Option(min=0, help="How many of the documents that changed most are shown.")
+    ] = SHOWN,
+    space: Space = None,
+    tau: Tau = None,
+    top_k: TopK = None,
+    anchors: Anchors = None,
+    rival_votes: RivalVotes = None,
+    preset: Preset = None,
+    kernel: KernelName = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Also print the numbers, as JSON.")
     ] = False,
 ) -> None:
     """Draw a page: metrics, reliability, labels, and the documents that changed most."""
-    for folder in folders:
-        _check(folder)
-    if output.is_dir():
-        fail(f"-o {output} is a directory: name a file, such as {output / 'report.html'}.")
+    given = {
+        "space": space, "tau": tau, "top_k": top_k, "anchors": anchors, "rival_votes": rival_votes,
+    }  # fmt: skip
+    _check(directories, output)
+    options = {"output": output, "png": png, "tune": tune, "task": task, "samples": samples,
+               "documents": documents, **given, "preset": preset, "kernel": kernel}  # fmt: skip
 
     from lm_eval_semsoft.reports import report as pages
+    from lm_eval_semsoft.reports.rescore import check_stored, run_kernel
 
     with make_console(stderr=True).status("Computing …"):
-        sections = [section for folder in folders for section in _sections(folder, tune, documents)]
+        sections: list[Section] = []
+        for readings, file in _read_all(directories, task, samples or [], tune):
+            scoring = scoring_of(readings, preset, scoring="semantic", **given)
+            check_stored(readings, scoring, kernel or run_kernel(readings))
+            surface = None if file is None else pages.read_surface(file, readings, scoring)
+            sections.append(pages.build(readings, documents, surface, scoring, kernel))
         if tune is not None and all(section.surface is None for section in sections):
-            fail(f"--tune {tune} is of none of the tasks {_list(s.task for s in sections)}.")
-        page = pages.Report(tuple(sections), _command(folders, output, png, tune, documents))
+            tasks = ", ".join(dict.fromkeys(section.task for section in sections))
+            fail(f"--tune {tune} is of another task than {tasks}.")
+        page = pages.Report(tuple(sections), _command(directories, options))
         try:
             pages.write_text(output, pages.render(page))
             figures = [] if png is None else pages.write_figures(page, png)
         except OSError as error:
-            fail(f"{error.filename or output} cannot be written ({error.strerror or error}).")
+            fail(f"Cannot write to {error.filename or output}: {error.strerror or error}.")
     if as_json:
         print_json(pages.numbers(page))
-    note = f", {len(figures)} figures in {png}" if figures else ""
-    typer.echo(f"{output}: {len(sections)} section{'s' * (len(sections) != 1)}{note}.", err=True)
+    more = f" {len(figures)} figures in {png}." if figures else ""
+    typer.echo(f"Written: {output}.{more}", err=True)
 
 
-def _check(folder: Path) -> None:
-    """Say what to do with a path that is no readouts directory."""
-    if folder.is_file():
-        fail(
-            f"{folder} is a file; a report needs readouts, which hold more than results do: run "
-            "the evaluation with --model_args …,readouts=DIR, then `semsoft report DIR`."
-        )
+def _check(directories: Sequence[Path], output: Path) -> None:
+    """Fail before any work is done."""
+    for path in directories:
+        if path.is_file():
+            fail(
+                f"{path} is a file, and a report takes more than results hold: run the evaluation "
+                "with --model_args …,readouts=DIR, then `semsoft report DIR`."
+            )
+    if output.is_dir():
+        fail(f"-o {output} is a directory: name a file, such as {output / 'report.html'}.")
 
 
-def _sections(folder: Path, tune: Path | None, documents: int) -> list[Section]:
-    from lm_eval_semsoft.reports import readings, report
+def _read_all(
+    directories: Sequence[Path], task: str | None, samples: Sequence[Path], tune: Path | None
+) -> list[tuple[Readings, Path | None]]:
+    """Every task of every directory, with the file that holds its grid."""
+    from lm_eval_semsoft.reports import readings
+    from lm_eval_semsoft.reports.report import TUNE_FILE
 
-    sections = []
-    for task in readings.load_all(folder):
-        beside = folder / report.TUNE_FILE
+    if len(samples) not in (0, 1, len(directories)):
+        fail(f"--samples was given {len(samples)} times for {len(directories)} directories.")
+    found = []
+    for number, folder in enumerate(directories):
+        right = None
+        if samples:
+            right = readings.read_samples(samples[number if len(samples) > 1 else 0])
+        beside = folder / TUNE_FILE
         file = tune or (beside if beside.is_file() else None)
-        surface = None if file is None else report.read_surface(file, task)
-        sections.append(report.build(task, documents, surface))
-    return sections
+        own = (
+            readings.load_all(folder, right)
+            if task is None
+            else [readings.load(folder, task, right)]
+        )
+        found += [(one, file) for one in own]
+    return found
 
 
-def _command(
-    folders: Sequence[Path], output: Path, png: Path | None, tune: Path | None, documents: int
-) -> str:
-    words = ["semsoft", "report", *map(str, folders), "-o", str(output)]
-    words += [] if png is None else ["--png", str(png)]
-    words += [] if tune is None else ["--tune", str(tune)]
-    words += [] if documents == 10 else ["--documents", str(documents)]
+def _command(directories: Sequence[Path], options: Mapping[str, Any]) -> str:
+    """What to type to get this page again."""
+    words = ["semsoft", "report", *map(str, directories)]
+    for name, value in options.items():
+        if value is None or (name == "documents" and value == SHOWN):
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            words += [f"--{name.replace('_', '-')}", str(one)]
     return shlex.join(words)
-
-
-def _list(names: object) -> str:
-    return ", ".join(dict.fromkeys(names))  # type: ignore[call-overload]

@@ -250,6 +250,56 @@ def surprise_weighted(
     return weights
 
 
+OWN_SHARE = 0.5  # `pooled_lift`: the label itself and its neighbourhood count the same
+
+
+def pooled_lift(
+    label_probs: ArrayLike, votes: ArrayLike, unseen: ArrayLike, own_share: float = OWN_SHARE
+) -> Floats:
+    """Log scores from how much more than usual a label and its neighbours are spoken of: [n, L].
+
+        S(l|x) = m P(l|x) / Pbar(l) + (1 - m) V(l|x) / Vbar(l) + u(x)
+
+    Pbar and Vbar are means over these documents, so each ratio is a lift, 1 for an average
+    document: the prior correction is inside, and no labels are used. u(x) is the probability
+    that was not read (outside the top K). It speaks as in an average document, with lift 1, for
+    every label alike: a Dirichlet pseudo-vote of u(x) that keeps the tail off zero. docs/method.md
+    derives it.
+
+    Args:
+        label_probs: P(l | x) of whole labels, [n, L].
+        votes: V(l | x), what neighbours give, with tokens weighted by `surprise_weighted`; [n, L].
+        unseen: u(x), [n], in [0, 1].
+        own_share: m, in [0, 1].
+
+    Returns:
+        log S, float64 [n, L], not normalised. A label whose neighbours never speak has its own
+        lift only, and one that nobody ever names either has lift 1. NaN rows stay NaN.
+
+    Raises:
+        ValueError: shapes differ, or own_share outside [0, 1].
+    """
+    own, given, rest = (np.asarray(x, dtype=np.float64) for x in (label_probs, votes, unseen))
+    if own.ndim != 2 or own.shape != given.shape or rest.shape != own.shape[:1]:
+        raise ValueError(
+            f"label_probs {list(own.shape)} and votes {list(given.shape)} must be [documents, "
+            f"labels] alike, and unseen {list(rest.shape)} one number per document"
+        )
+    if not 0 <= own_share <= 1:
+        raise ValueError(f"own_share={own_share!r} is not a share; allowed are numbers in [0, 1]")
+    own_lift = _lift(own, np.ones_like(own))
+    lift = own_share * own_lift + (1 - own_share) * _lift(given, own_lift)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(lift + rest[:, None]))
+
+
+def _lift(values: Floats, otherwise: Floats) -> Floats:
+    """Values over their mean over documents (those without NaN); `otherwise` where that is 0."""
+    known = ~np.isnan(values).any(axis=1)
+    mean = values[known].mean(axis=0) if known.any() else np.ones(values.shape[1])
+    return np.where(mean > 0, values / np.where(mean > 0, mean, 1.0), otherwise)
+
+
 # --------------------------------------------------------------------------------------------
 # checks
 # --------------------------------------------------------------------------------------------

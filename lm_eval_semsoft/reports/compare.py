@@ -48,6 +48,10 @@ LEVEL = 0.95
 REFERENCE = "constrained"  # every row is compared with it
 ACROSS = ("constrained", "semantic")  # rows that are compared between directories
 
+# These two cost more than all others together, and a share of the resamples will do.
+SLOW = ("ece_sweep", "smooth_ece")
+SLOW_SHARE = 0.4
+
 # Differences of less are rounding: two sums of the same numbers in another order.
 _ROUNDING = 12  # decimals
 _STEP = 50  # resamples between two reports of progress
@@ -168,7 +172,8 @@ class Comparison:
     Attributes:
         tables: one per directory.
         differences: every directory with the first one, if they share documents.
-        resamples, seed, level: of all intervals.
+        resamples, seed, level: of all intervals; `SLOW` metrics have the first `SLOW_SHARE` of the
+            resamples.
         alpha: of the surprise-weighted votes.
         notes: on all tables.
     """
@@ -185,7 +190,7 @@ class Comparison:
         """As JSON has it."""
         return {
             "level": self.level,
-            "resamples": self.resamples,
+            "resamples": {m.key: draws_of(m, self.resamples) for m in MEASURES},
             "seed": self.seed,
             "alpha": self.alpha,
             "reference": REFERENCE,
@@ -285,6 +290,11 @@ def compare(
         alpha=alpha,
         notes=tuple(_notes(tables, differences)),
     )
+
+
+def draws_of(measure: Measure, resamples: int) -> int:
+    """How many of the resamples a metric is computed on."""
+    return max(2, int(SLOW_SHARE * resamples)) if measure.key in SLOW else resamples
 
 
 def steps_of(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> int:
@@ -633,15 +643,19 @@ def _replicates(
     progress: Progress = lambda steps, what: None,
     name: str = "",
 ) -> Floats:
-    """[methods, measures, 1 + resamples]: on all documents, then on every resample; NaN = none."""
+    """[methods, measures, 1 + resamples]: on all documents, then on every resample.
+
+    NaN where there is no value, and on resamples beyond `draws_of`.
+    """
     out = np.full((len(statistics), len(MEASURES), 1 + resamples), np.nan)
     # One document cannot show how results vary.
     draws = iter(()) if documents < 2 else bootstrap.resamples(documents, resamples, seed)
     everything: Counts = np.ones(documents, dtype=np.int64)
+    enough = [draws_of(measure, resamples) for measure in MEASURES]
     for b, counts in enumerate(itertools.chain([everything], draws)):
         for i, own in enumerate(statistics):
             for j, measure in enumerate(MEASURES):
-                if measure.key in own:
+                if b <= enough[j] and measure.key in own:
                     out[i, j, b] = _number_at(own[measure.key], counts)
         if b % _STEP == 0 and b:
             progress(_STEP, name)
@@ -659,13 +673,14 @@ def _number_at(statistic: Statistic[Any], counts: Counts) -> float:
 
 def _figure(measure: Measure, own: Floats, reference: Floats | None) -> Figure:
     """From the values on all documents and on every resample."""
-    value, drawn = float(own[0]), own[1:]
+    end = 1 + draws_of(measure, len(own) - 1)
+    value, drawn = float(own[0]), own[1:end]
     if math.isnan(value):
         return Figure(value)
     low, high = _interval(drawn)
     if reference is None or measure.higher is None or math.isnan(reference[0]):
         return Figure(value, low, high)
-    return Figure(value, low, high, _probability(measure, drawn, reference[1:]))
+    return Figure(value, low, high, _probability(measure, drawn, reference[1:end]))
 
 
 def _interval(drawn: Floats) -> tuple[float, float]:
@@ -756,9 +771,10 @@ def _paired(measure: Measure, a: Floats, b: Floats, n: int) -> Paired:
     difference = float(a[0] - b[0])
     if math.isnan(difference):
         return Paired(math.nan, math.nan, math.nan, math.nan, n)
-    low, high = _interval(a[1:] - b[1:])
-    probability = math.nan if measure.higher is None else _probability(measure, a[1:], b[1:])
-    return Paired(difference, low, high, probability, n)
+    drawn = slice(1, 1 + draws_of(measure, len(a) - 1))
+    low, high = _interval(a[drawn] - b[drawn])
+    sure = math.nan if measure.higher is None else _probability(measure, a[drawn], b[drawn])
+    return Paired(difference, low, high, sure, n)
 
 
 # --------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import matplotlib
@@ -247,7 +247,9 @@ def _histogram(axes: Axes, panel: Reliability, tallest: float) -> None:
             )  # fmt: skip
     axes.set(xlim=(0, 1), ylim=(0, max(tallest, 1e-9) * 1.7), xlabel="confidence")
     axes.set_ylabel("share")
-    axes.legend(loc="upper right", frameon=False, handlelength=1.6, borderaxespad=0.1, fontsize=8)
+    free: Literal["upper left", "upper right"]
+    free = "upper left" if panel.mean_confidence > 0.5 else "upper right"
+    axes.legend(loc=free, frameon=False, handlelength=1.6, borderaxespad=0.1, fontsize=8)
     axes.set_xticks(np.linspace(0, 1, 6))
     axes.yaxis.set_major_locator(MaxNLocator(3))
 
@@ -387,7 +389,8 @@ def _for_page(attributes: Mapping[str, str], prefix: str, used: set[str]) -> dic
         if name == "id" and value not in used:
             continue
         value = re.sub(r"url\(#", f"url(#{prefix}", value)
-        value = re.sub(r"font-family: [^;]*", "font-family: var(--sans,sans-serif)", value)
+        # matplotlib 3.8 writes `font: 9px 'A', 'B'`, newer ones have a font-family of their own.
+        value = re.sub(r"(font-family:|font:[^;]*?px) [^;]*", r"\1 var(--sans,sans-serif)", value)
         for role, colour in COLOURS.items():
             value = value.replace(colour, f"var(--{role},{colour})")
         if name == "d":

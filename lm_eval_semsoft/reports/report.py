@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from lm_eval_semsoft import __version__
 from lm_eval_semsoft.core import bootstrap, calibration, classification
 from lm_eval_semsoft.core.bootstrap import Counts, Statistic, UndefinedMetricError, mean_of
+from lm_eval_semsoft.core.errors import check_choice
 from lm_eval_semsoft.core.semantic_softmax import (
     Kernel,
     Scoring,
@@ -57,7 +58,8 @@ TUNE_FILE = "tune.json"
 CONSTRAINED, SEMANTIC = "constrained", "semantic"
 TITLES = {CONSTRAINED: "Standard softmax", SEMANTIC: "Semantic Softmax"}
 
-_WORDS = 5  # voters that are named for a label or a document
+_WORDS = 5  # voters that are named for a label or a document …
+_AUDIBLE = 0.01  # … if their vote is at least this share of the loudest
 _TOP_LABELS = 3  # labels of a document that are shown with their probability
 _LONGEST_TEXT = 600  # characters of a document
 _LONGEST_WORD = 32  # characters of a token
@@ -379,19 +381,31 @@ class Report:
 # --------------------------------------------------------------------------------------------
 
 
-def build(readings: Readings, documents: int = 10, surface: TauSurface | None = None) -> Section:
+def build(
+    readings: Readings,
+    documents: int = 10,
+    surface: TauSurface | None = None,
+    scoring: Scoring | None = None,
+    kernel: str | None = None,
+) -> Section:
     """Every number of a section.
 
     Args:
         readings: one task of one directory.
         documents: how many of the documents that changed most are shown.
         surface: from `read_surface`.
+        scoring: of Semantic Softmax; by default the run's.
+        kernel: `auto`, `cosine` or `identity`; by default the run's.
+
+    Raises:
+        ValueError: an unknown kernel.
     """
+    scoring = replace(scoring or readings.run_scoring, scoring=SEMANTIC)
     constrained = Side.of(CONSTRAINED, readings.label_logprobs.astype(np.float64))
-    scoring, why, kernel = _semantic_part(readings)
+    voters, why = _kernel(readings, scoring, kernel)
     semantic, about_scoring = None, {}
-    if kernel is not None:
-        (votes,) = scores.votes_at(readings, kernel, [scoring.top_k])
+    if voters is not None:
+        (votes,) = scores.votes_at(readings, voters, [scoring.top_k])
         with np.errstate(invalid="ignore"):  # a document that is NaN
             log_s = semantic_log_scores(readings.label_logprobs, votes, scoring)
         semantic = Side.of(SEMANTIC, log_s)
@@ -401,12 +415,12 @@ def build(readings: Readings, documents: int = 10, surface: TauSurface | None = 
     target = readings.target
     draws = _bootstrap(_statistics(sides, readings), readings.n)
     changes: tuple[Change, ...] = ()
-    if semantic is not None and kernel is not None:
-        changes = _changes(readings, constrained, semantic, kernel, scoring.top_k, documents)
+    if semantic is not None and voters is not None:
+        changes = _changes(readings, constrained, semantic, voters, scoring.top_k, documents)
     return Section(
         name=readings.name,
         task=readings.task,
-        model=readings.source.model,
+        model=_short(readings.source.model),
         n=readings.n,
         missing=readings.missing,
         labels=len(readings.labels),
@@ -416,7 +430,7 @@ def build(readings: Readings, documents: int = 10, surface: TauSurface | None = 
         notes=_notes(readings, sides),
         metrics=_metric_rows(draws, readings, semantic is not None),
         diagrams=tuple(_diagram(side, draws, target is not None) for side in sides),
-        label_rows=_label_rows(readings, sides, kernel, scoring.top_k, draws),
+        label_rows=_label_rows(readings, sides, voters, scoring.top_k, draws),
         flips={} if target is None or semantic is None else _flips(constrained, semantic, target),
         changed_predictions=None
         if semantic is None
@@ -427,21 +441,25 @@ def build(readings: Readings, documents: int = 10, surface: TauSurface | None = 
     )
 
 
-def _semantic_part(readings: Readings) -> tuple[Scoring, str, Kernel | None]:
-    """The kernel of the run, or why there is none."""
-    scoring = replace(readings.run_scoring, scoring=SEMANTIC)
-    kind = readings.source.manifest["about"].get("scoring", {}).get("kernel", "auto")
+def _kernel(readings: Readings, scoring: Scoring, wanted: str | None) -> tuple[Kernel | None, str]:
+    """The voting weights, or why there are none."""
+    run = readings.source.manifest["about"].get("scoring", {}).get("kernel", "auto")
+    kind = check_choice("kernel", wanted or run, ("auto", "cosine", "identity"))
     if readings.label_set is None:
-        why = readings.why_identity or "the documents do not share one label set"
-        return scoring, why, None
+        return None, readings.why_identity or "the documents do not share one label set"
     if kind == "identity":
-        return scoring, "the run was told to use the identity kernel", None
+        return None, "the identity kernel was asked for"
     if readings.why_identity and kind != "cosine":
-        return scoring, readings.why_identity, None
+        return None, readings.why_identity
     try:
-        return scoring, "", scores.kernel_of(readings, scoring)
+        return scores.kernel_of(readings, scoring), ""
     except (ForeignReadouts, FileNotFoundError) as problem:
-        return scoring, str(problem), None
+        return None, str(problem)
+
+
+def _short(model: str) -> str:
+    """A model's name; of one that is a folder, the folder's."""
+    return Path(model).name if Path(model).is_absolute() else model
 
 
 def _bound(metric: Callable[..., Any], *arguments: Any) -> Callable[[], Statistic[Any]]:
@@ -789,7 +807,7 @@ def _loudest(
     return tuple(
         Voter(_word(readings, int(ids[i])), float(p[i]), float(weights[i]), float(votes[i]))
         for i in best
-        if votes[i] > 0
+        if votes[i] > 0 and votes[i] >= _AUDIBLE * votes[best[0]]
     )
 
 
@@ -928,14 +946,17 @@ def _provenance(readings: Readings) -> dict[str, Any]:
 _REST = ("anchors", "top_k", "rival_votes")  # what differs between heat maps
 
 
-def read_surface(path: Path, readings: Readings) -> TauSurface | None:
+def read_surface(
+    path: Path, readings: Readings, scoring: Scoring | None = None
+) -> TauSurface | None:
     """The grid that `semsoft tune` wrote, as heat maps; None if it is another task's.
 
     Drawn are the maps that differ from the best cell's in `rival_votes` only, and the run's own.
 
     Args:
         path: a JSON file {"objective": …, "cells": [{"space", "tau", "value", …}, …]}.
-        readings: the cell of their run's scoring is marked.
+        readings: what is reported on.
+        scoring: of the report, the run's by default; its cell is marked.
 
     Raises:
         ValueError: not such a file, naming it.
@@ -967,7 +988,7 @@ def read_surface(path: Path, readings: Readings) -> TauSurface | None:
     )
     best = _best(tables, better)
     chosen = others[best[0] if best else 0]
-    own = _cell({**vars(readings.run_scoring), "value": 0})
+    own = _cell({**vars(scoring or readings.run_scoring), "value": 0})
     used = None
     if own[0] in rows and own[1] in columns and own[2] in others:
         used = (others.index(own[2]), rows.index(own[0]), columns.index(own[1]))
@@ -1054,7 +1075,7 @@ def numbers(report: Report) -> dict[str, Any]:
 
 
 def _section_numbers(section: Section) -> dict[str, Any]:
-    out = {k: v for k, v in vars(section).items() if k not in ("metrics", "diagrams", "label_rows")}
+    out = {k: v for k, v in vars(section).items() if k not in ("metrics", "diagrams")}
     out["metrics"] = {
         row.metric.key: {k: v for k, v in vars(row).items() if k != "metric"}
         for row in section.metrics
@@ -1063,7 +1084,6 @@ def _section_numbers(section: Section) -> dict[str, Any]:
         d.side: {k: getattr(d, k) for k in ("count", "confidence", "accuracy", "low", "high")}
         for d in section.diagrams
     }
-    out["labels_in_detail"] = section.label_rows
     return out
 
 

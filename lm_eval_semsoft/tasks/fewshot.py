@@ -119,8 +119,8 @@ class LabelDiverseSampler(ContextSampler):
         if n > len(self._ordered):
             name = self.spec.name
             raise DataUnavailable(
-                f"num_fewshot={n}: the data source of {name} offers {len(self._ordered)} examples; "
-                "use a smaller number, or put the train split beside the evaluated one "
-                f"(SEMSOFT_DATA_DIR/{name}/{' or '.join(self.spec.local_names('train'))})."
+                f"num_fewshot={n}: the data source of {name} offers {len(self._ordered)} examples "
+                "besides the evaluated texts; use a smaller number, or put the train split beside "
+                f"the evaluated one (SEMSOFT_DATA_DIR/{name}/{' or '.join(self.spec.local_names('train'))})."
             )
         return self._ordered[:n]

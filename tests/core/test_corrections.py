@@ -356,3 +356,40 @@ def test_no_votes():
 def test_misuse_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# --- pooled lift ---------------------------------------------------------------------------------
+
+
+def test_pooled_lift_by_hand() -> None:
+    own = np.array([[0.1, 0.3], [0.3, 0.1]])
+    votes = np.array([[0.0, 2.0], [0.0, 4.0]])
+    unseen = np.array([0.0, 0.5])
+    # label 0: nobody votes, so its own lift stands alone; label 1: half own, half neighbours
+    expected = [[0.5, 0.5 * 1.5 + 0.5 * 2 / 3], [1.5 + 0.5, 0.5 * 0.5 + 0.5 * 4 / 3 + 0.5]]
+    np.testing.assert_allclose(np.exp(corrections.pooled_lift(own, votes, unseen)), expected)
+
+
+def test_pooled_lift_gives_every_label_the_same_mean_and_no_zero() -> None:
+    rng = np.random.default_rng(0)
+    own, votes = rng.random((50, 7)) ** 9, rng.random((50, 7)) ** 9
+    votes[:, 3] = 0
+    votes[5:, 4] = 0
+    unseen = rng.random(50) * 0.1
+    scores = np.exp(corrections.pooled_lift(own, votes, unseen))
+    np.testing.assert_allclose((scores - unseen[:, None]).mean(0), 1.0)
+    assert (scores >= unseen[:, None]).all()
+    # a label's scale does not matter: that is what the prior correction is for
+    scaled = corrections.pooled_lift(own * np.arange(1, 8), votes * 3, unseen)
+    np.testing.assert_allclose(np.exp(scaled), scores)
+
+
+def test_pooled_lift_of_bad_input() -> None:
+    own = np.array([[0.5, 0.5], [np.nan, np.nan], [0.25, 0.75]])
+    found = corrections.pooled_lift(own, own, np.zeros(3))
+    assert np.isnan(found[1]).all()
+    assert np.isfinite(found[[0, 2]]).all()
+    with pytest.raises(ValueError, match="documents, labels"):
+        corrections.pooled_lift(own, own[:2], np.zeros(3))
+    with pytest.raises(ValueError, match="own_share=2"):
+        corrections.pooled_lift(own, own, np.zeros(3), own_share=2)

@@ -30,6 +30,7 @@ from lm_eval_semsoft.reports.compare import (
     Row,
     Table,
     compare,
+    draws_of,
     match_dev,
     take,
     texts_of,
@@ -203,8 +204,9 @@ def test_values_intervals_and_probabilities_equal_a_loop(
     for name, own in values.items():
         for measure in MEASURES:
             figure = rows(found.tables[0])[name].figures[measure.key]
-            drawn = np.array([v[measure.key] for v in own])
-            reference = np.array([v[measure.key] for v in values["constrained"]])
+            end = 1 + draws_of(measure, RESAMPLES)
+            drawn = np.array([v[measure.key] for v in own])[:end]
+            reference = np.array([v[measure.key] for v in values["constrained"]])[:end]
             assert figure.value == pytest.approx(drawn[0], abs=1e-9)
             assert (figure.low, figure.high) == pytest.approx(
                 np.quantile(drawn[1:], [0.025, 0.975]), abs=1e-9
@@ -571,6 +573,8 @@ def test_json_schema(folder: Path, dev_folder: Path, tmp_path: Path) -> None:
         "notes",
     }  # fmt: skip
     assert record["better"]["brier"] == "lower"
+    assert record["resamples"]["brier"] == 20
+    assert record["resamples"]["smooth_ece"] == 8
     assert record["better"]["mean_confidence"] is None
     (table,) = record["tables"]
     assert set(table) == {

@@ -263,6 +263,7 @@ def test_changes_by_hand(one, section):
                 if kernel.weights[t, column] > 0
             }
             loudest = sorted(votes.items(), key=lambda item: -item[1])[:5]
+            loudest = [(w, x) for w, x in loudest if x >= 0.01 * loudest[0][1]]
             assert [(v.word, v.vote) for v in voters] == [(w, pytest.approx(x)) for w, x in loudest]
             silent = sum(votes.values())
             own = math.exp(one.label_logprobs[i, column])
@@ -281,6 +282,7 @@ def test_neighbourhoods_by_hand(one, section):
             for t, logp in zip(ids.tolist(), logps, strict=True):
                 loud[t] += math.exp(logp) * float(column[t]) / one.n
         best = sorted((t for t in seen if loud[t]), key=lambda t: -loud[t])[:5]
+        best = [t for t in best if loud[t] >= 0.01 * loud[best[0]]]
         assert [v.word for v in row.neighbourhood.voters] == [f" word{t}" for t in best]
 
 
@@ -362,6 +364,17 @@ def test_a_forced_kernel_is_used(tmp_path):
     about = {"scoring": {**ABOUT["scoring"], "kernel": "identity"}}
     section, _ = page_of(write_readouts(tmp_path / "b", about=about))
     assert "identity" in section.no_semantic
+
+
+def test_another_scoring_than_the_run_s(one):
+    wanted = Scoring(top_k=10, space="raw", tau=0.2)
+    section = pages.build(one, scoring=wanted)
+    probs = normalise(scores.log_scores(one, wanted))
+    expected = calibration.brier(probs, one.target)
+    assert section.row("brier").semantic.value == pytest.approx(expected)
+    assert section.scoring["tau"] == 0.2
+    with pytest.raises(ValueError, match="kernel='cosin' is not known"):
+        pages.build(one, kernel="cosin")
 
 
 def test_without_embeddings(tmp_path):
@@ -746,8 +759,27 @@ def test_command(tmp_path):
     assert set(section["metrics"]["brier"]["semantic"]) == {"value", "low", "high"}
     assert len(section["bins"]["semantic"]["count"]) == 15
     assert len(section["changes"]) == 3
-    assert len(section["labels_in_detail"]) == 4
+    assert len(section["label_rows"]) == 4
     assert [path.name for path in out.parent.iterdir()] == ["page.html"]
+
+
+def test_scoring_arguments_and_samples(tmp_path):
+    folder = write_readouts(tmp_path / "run", 30, docs=[{"labels": None}])
+    samples = tmp_path / "samples.jsonl"
+    lines = [json.dumps({"doc_id": i, "target": i % 4}) for i in range(30)]
+    samples.write_text("\n".join(lines))
+    out = tmp_path / "page.html"
+    done = semsoft_report(
+        folder, "--tau", "0.3", "--top-k", 20, "--samples", samples, "-o", out, "--json",
+        "--task", "emotions",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (section,) = json.loads(done.stdout)["sections"]
+    assert (section["scoring"]["tau"], section["scoring"]["top_k"]) == (0.3, 20)
+    assert [row["support"] for row in section["label_rows"]] == [8, 8, 7, 7]
+    text = check_page(out.read_text(encoding="utf-8")).text
+    assert "--task emotions" in text
+    assert "--tau 0.3 --top-k 20" in text
 
 
 def test_several_directories_and_tasks(tmp_path):
@@ -781,11 +813,15 @@ def test_bad_paths(tmp_path):
     done = semsoft_report(folder, "-o", empty)
     assert done.exit_code == 2
     assert "is a directory" in done.stderr
+    for options in (["--tau", "2"], ["--space", "rwa"], ["--task", "other"], ["--top-k", "61"]):
+        done = semsoft_report(folder, *options, "-o", tmp_path / "page.html")
+        assert done.exit_code == 2
+        assert options[1] in done.stderr
     blocked = tmp_path / "file"
     blocked.write_text("")
     done = semsoft_report(folder, "-o", blocked / "page.html")
     assert done.exit_code == 2
-    assert "cannot be written" in done.stderr
+    assert "Cannot write to" in done.stderr
     assert semsoft_report().exit_code == 2
     done = semsoft_report(folder, "--tune", tmp_path / "no.json", "-o", tmp_path / "page.html")
     assert done.exit_code == 2
