@@ -20,7 +20,7 @@ that is learnt from labels, and it comes from other documents.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,17 +29,20 @@ from lm_eval_semsoft.core.corrections import (
     apply_temperature,
     fit_temperature,
     mean_probability,
+    pooled_lift,
     prior_correction,
     surprise_weighted,
 )
-from lm_eval_semsoft.core.semantic_softmax import Scoring, semantic_log_scores
+from lm_eval_semsoft.core.semantic_softmax import Scoring
 
 from . import scores
 from .readings import Readings
 
 Floats = NDArray[np.float64]
 
-ALPHA = 0.5  # how much surprise counts
+# Of the surprise-weighted votes, chosen on development documents (docs/ablation.md).
+ALPHA = 0.75  # how much surprise counts
+SURPRISE = Scoring(space="whitened", tau="q0.999")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,11 @@ class Method:
     base: str
     prior: bool = False
     temperature: bool = False
+
+    @property
+    def divides(self) -> bool:
+        """Still to be divided by its mean? Surprise-weighted scores are lifts already."""
+        return self.prior and self.base != "surprise"
 
     @property
     def name(self) -> str:
@@ -98,22 +106,21 @@ def semantic(readings: Readings, scoring: Scoring) -> Floats:
 
 
 def surprise(readings: Readings, scoring: Scoring, alpha: float = ALPHA) -> Floats:
-    """log S(l | x) with votes weighted by surprise.
-
-    S(l) = P(l | x) + sum over v in top-K of p(v | x) / pbar(v)^alpha w(v, l), where pbar(v) is the
-    mean of p(v | x) over these documents.
+    """log S(l | x) of surprise-weighted votes, prior correction inside: `corrections.pooled_lift`.
 
     Args:
         readings: with one label set.
-        scoring: of the kernel w and of K.
-        alpha: 0 is Semantic Softmax; the greater, the less everyday tokens count.
+        scoring: anchors, rival votes and K; where the words of a label lie is `SURPRISE`'s.
+        alpha: how much surprise counts; the greater, the less everyday tokens do.
     """
-    kernel = scores.kernel_of(readings, scoring)
+    own = replace(scoring, space=SURPRISE.space, tau=SURPRISE.tau, own_vote=SURPRISE.own_vote)
+    kernel = scores.kernel_of(readings, own)
     ids, logprobs = readings.topk_ids, readings.topk_logprobs
     pbar = mean_probability(ids, logprobs, len(kernel.weights))
     weights = surprise_weighted(ids, logprobs, pbar, alpha)
-    (votes,) = scores.votes_at(readings, kernel, [scoring.top_k], weights)
-    return semantic_log_scores(readings.label_logprobs, votes, scoring)
+    (votes,) = scores.votes_at(readings, kernel, [own.top_k], weights)
+    unseen = np.maximum(0.0, 1.0 - np.exp(logprobs, dtype=np.float64).sum(1))
+    return pooled_lift(np.exp(readings.label_logprobs, dtype=np.float64), votes, unseen)
 
 
 # --------------------------------------------------------------------------------------------
@@ -182,13 +189,13 @@ def answer_all(
     bases = {m.base for m in methods}
     own = _score(readings, bases, scoring, alpha)
     if dev is None:
-        return [Answers(m, corrected(own[m.base], m.prior)) for m in methods]
+        return [Answers(m, corrected(own[m.base], m.divides)) for m in methods]
     target, others = dev.gold(), _score(dev, bases, scoring, alpha)
     out = []
     for m in methods:
-        log_probs, temperature = corrected(own[m.base], m.prior), None
+        log_probs, temperature = corrected(own[m.base], m.divides), None
         if m.temperature:
-            temperature = fit_temperature(corrected(others[m.base], m.prior), target)
+            temperature = fit_temperature(corrected(others[m.base], m.divides), target)
             log_probs = apply_temperature(log_probs, temperature)
         out.append(Answers(m, log_probs, temperature))
     return out
