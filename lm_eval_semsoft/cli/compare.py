@@ -181,11 +181,11 @@ def _with_progress(pairs: list[Pair], alpha: float, resamples: int, seed: int) -
 
 
 def number(value: float, digits: int = 3) -> str:
-    """In at most five characters, such as .982, 1.049 or 12.3."""
+    """In at most five characters, such as .982, 1.049, 12.3 or 493."""
     if value != value:
         return "–"
-    if abs(value) >= 10:
-        return f"{value:.1f}"
+    if abs(value) >= 9.9995:
+        return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
     text = f"{value:.{digits}f}"
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
@@ -260,9 +260,9 @@ def legend(found: Comparison) -> Iterator[str]:
     names, fewer = " and ".join(m.name for m in slow), draws_of(slow[0], found.resamples)
     yield (
         f"Intervals: {found.level:.0%} percentile bootstrap, {found.resamples:,} resamples of the "
-        f"documents ({names}: the first {fewer:,}), seed {found.seed}, the same for all rows. + or − behind a value: better or "
-        f"worse than constrained in at least {CLEAR:.1%} of them. Bold: best of the column, the "
-        "uniform guess aside."
+        f"documents ({names}: the first {fewer:,}), seed {found.seed}, the same for all rows. "
+        f"+ or − behind a value: better or worse than constrained in at least {CLEAR:.1%} of them. "
+        "Bold: best of the column, the uniform guess aside."
     )
     yield from found.notes
 

@@ -810,8 +810,8 @@ def _notes(tables: Sequence[Table], differences: Sequence[Difference]) -> Iterat
         )
     if any("+temperature" in name for name in used):
         yield "+temperature: T fitted on labelled development documents, none of them evaluated."
-    elif not all(table.dev for table in tables):
-        yield "No rows with temperature: they need development documents (--dev)."
+    if without := [table.name for table in tables if table.dev is None]:
+        yield f"No temperature for {_listed(without)}: it takes development documents (--dev)."
     if any(d.n < max(table.n for table in tables) for d in differences):
         yield "Directories are compared on the documents that both hold."
 

@@ -72,6 +72,11 @@ class Source:
         """The text of every token, [V]."""
         return self._texts
 
+    def forget(self) -> None:
+        """Give the memory of cosines and spaces back."""
+        self._cosines.clear()
+        self._spaces.clear()
+
     def cosines(self, labels: LabelSet, space: str, anchors: str) -> NDArray[np.float32]:
         """cos(v, l), [V, L], as `core.semantic_softmax.label_cosines`; the latest are kept."""
         key = (labels, space, anchors)

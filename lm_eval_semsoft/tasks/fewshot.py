@@ -117,10 +117,11 @@ class LabelDiverseSampler(ContextSampler):
         if self._ordered is None:
             self._ordered = label_diverse(self.candidates(), self._seed)
         if n > len(self._ordered):
-            name = self.spec.name
+            files = " or ".join(self.spec.local_names("train"))
             raise DataUnavailable(
-                f"num_fewshot={n}: the data source of {name} offers {len(self._ordered)} examples "
-                "besides the evaluated texts; use a smaller number, or put the train split beside "
-                f"the evaluated one (SEMSOFT_DATA_DIR/{name}/{' or '.join(self.spec.local_names('train'))})."
+                f"num_fewshot={n}: the data source of {self.spec.name} offers "
+                f"{len(self._ordered)} examples besides the evaluated texts; use a smaller number, "
+                "or put the train split beside the evaluated one "
+                f"(SEMSOFT_DATA_DIR/{self.spec.name}/{files})."
             )
         return self._ordered[:n]
