@@ -37,18 +37,40 @@ def test_set_up_commands_are_those_of_ci() -> None:
         assert part in ci
 
 
+RECORDING = [command for command in README if "readouts=" in command]
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny_model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the README's runs have left their readouts."""
+    folder = tmp_path_factory.mktemp("readme")
+    for command in RECORDING:
+        run(command, tiny_model_path, folder)
+    return folder
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in README if c not in SET_UP])
+@pytest.mark.parametrize("command", [c for c in README if "readouts/" in c and c not in RECORDING])
+def test_command_on_readouts(command: str, tiny_model_path: str, recorded: Path) -> None:
+    run(command, tiny_model_path, recorded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in README if c not in SET_UP and "readouts" not in c])
 def test_command(command: str, tiny_model_path: str, tmp_path: Path) -> None:
+    run(command, tiny_model_path, tmp_path)
+
+
+def run(command: str, tiny_model_path: str, cwd: Path) -> None:
     words = shlex.split(command)
     if words[0] == "python" and words[1].startswith("benchmarks/"):
         words = [words[0], str(ROOT / words[1]), "--help"]  # it runs for minutes
-    elif "--model" in words:
+    elif "--model" in words or "explain" in words:
         words = on_tiny_model(words, tiny_model_path)
     programs = Path(sys.executable).parent
     words[0] = sys.executable if words[0] == "python" else str(programs / words[0])
     env = {**os.environ, "SEMSOFT_DATA": "embedded", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     if "--tasks" in words:
         assert "|goemotions_zs|" in done.stdout
@@ -58,4 +80,4 @@ def on_tiny_model(words: list[str], path: str) -> list[str]:
     words = [re.sub(r"pretrained=[^,]+", f"pretrained={path}", word) for word in words]
     if "--model_args" not in words:
         words += ["--model_args", f"pretrained={path}"]
-    return [*words, "--limit", "2"]
+    return words if "explain" in words else [*words, "--limit", "12"]

@@ -20,11 +20,12 @@ import typer
 from typer.testing import CliRunner
 
 from lm_eval_semsoft.cli.report import report as command
+from lm_eval_semsoft.cli.shared import plain
 from lm_eval_semsoft.core import bootstrap, calibration, classification
 from lm_eval_semsoft.core.semantic_softmax import Scoring, normalise
 from lm_eval_semsoft.engine.readout import Readout
 from lm_eval_semsoft.engine.store import Store, StoredDocument, text_key
-from lm_eval_semsoft.reports import readings, scores
+from lm_eval_semsoft.reports import readings, scores, tune
 from lm_eval_semsoft.reports import report as pages
 
 LABELS = ("joy", "anger", "fear", "neutral")
@@ -701,6 +702,20 @@ def test_surface(tmp_path, one):
     assert "best: 0.000 at space whitened, tau q0.99, K = 50, rival votes off" in label
     assert "1,500 documents of m" in page.text
     assert "The standard softmax has 99.000" in page.text
+
+
+def test_what_tune_writes_is_drawn(tmp_path, one):
+    grid = tune.make_grid(one, space=["raw", "centered"], tau=["q0.9", 0.3], top_k=[20, K])
+    found = tune.tune(one, grid, tune.parse_objective("auroc"))
+    path = tmp_path / "tune.json"
+    path.write_text(json.dumps(plain(tune.record(found)), allow_nan=False))
+    surface = pages.read_surface(path, one)
+    panel, row, column = surface.best
+    assert surface.panels[panel].values[row, column] == pytest.approx(found.best.value)
+    assert surface.better == "higher"
+    assert surface.constrained == pytest.approx(found.constrained.value)
+    assert surface.used is not None
+    assert sum(np.isfinite(p.values).sum() for p in surface.panels) == len(grid)
 
 
 def test_surface_of_another_task_is_none(tmp_path, one):
