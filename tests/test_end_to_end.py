@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+
+from lm_eval_semsoft.reports import readings
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +34,13 @@ ENV = {
 
 def arguments(tiny_model_path: str, **more: Any) -> dict[str, Any]:
     return {"model_args": {"pretrained": tiny_model_path}, "device": "cpu", "batch_size": 4, **more}
+
+
+TWO_PROCESSES = (
+    *("env", "ACCELERATE_USE_CPU=true", sys.executable, "-m", "accelerate.commands.launch"),
+    *("--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no"),
+)
 
 
 def run(tmp_path: Path, given: dict[str, Any], *before: str) -> dict[str, Any]:
@@ -56,13 +69,7 @@ def test_two_processes_give_the_numbers_of_one(tiny_model_path: str, tmp_path: P
     """
     given = arguments(tiny_model_path, limit=45)
     one = run(tmp_path, given)
-    two = run(
-        tmp_path,
-        given,
-        *("env", "ACCELERATE_USE_CPU=true", sys.executable, "-m", "accelerate.commands.launch"),
-        *("--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
-        *("--mixed_precision", "no", "--dynamo_backend", "no"),
-    )
+    two = run(tmp_path, given, *TWO_PROCESSES)
     assert one["n"]["goemotions_zs"]["effective"] == 45
     assert "45/45" in one["log"]
     assert "23/23" in two["log"]  # they did share the work
@@ -105,6 +112,107 @@ def rows_so_far(database: Path) -> int:
         return rows(database)
     except sqlite3.OperationalError:
         return 0
+
+
+# -- readouts on disk --------------------------------------------------------------------------
+
+# Reads slowly, keeps small parts, and writes down the key of every prompt that it reads.
+SLOWLY = """
+import runpy, sys, time
+from lm_eval_semsoft.engine import store
+from lm_eval_semsoft.engine.forward import Engine
+store._PART_ROWS = 4
+read = Engine._read_batch
+def slowly(self, prompts, *more):
+    time.sleep(0.2)
+    with open("reads.txt", "a") as log:
+        log.writelines(store.prompt_key(prompts[i]).hex() + chr(10) for i in more[-1])
+    return read(self, prompts, *more)
+Engine._read_batch = slowly
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def stored(readouts: Path) -> list[str]:
+    """The prompts of all finished parts."""
+    tables = [pq.read_table(path, columns=["prompt"]) for path in part_files(readouts)]
+    return [key.hex() for table in tables for key in table["prompt"].to_pylist()]
+
+
+def part_files(readouts: Path) -> list[Path]:
+    return sorted((readouts / "readouts").glob("*.parquet"))
+
+
+def kill_when(
+    tmp_path: Path, given: dict[str, Any], moment: Callable[[], bool], late: float
+) -> None:
+    command = [sys.executable, "-c", SLOWLY, RUN, str(tmp_path / "never.json"), json.dumps(given)]
+    process = subprocess.Popen(
+        command, env=ENV, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        while not moment():
+            assert process.poll() is None, "finished before it could be killed"
+            time.sleep(0.001)
+        time.sleep(late)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "never.json").exists()
+
+
+def test_killed_again_and_again_it_goes_on_where_it_stopped(
+    tiny_model_path: str, tmp_path: Path
+) -> None:
+    given = arguments(tiny_model_path, limit=60)
+    whole = run(tmp_path, given)
+    readouts, reads, rng = tmp_path / "readouts", tmp_path / "reads.txt", random.Random(0)
+    given["model_args"]["readouts"] = str(readouts)
+    kills = 5
+    for kill in range(kills):
+        before = stored(readouts)
+        done = reads.read_text().split() if reads.exists() else []
+        more, late, seen = rng.randrange(4), rng.uniform(0, 0.3), len(part_files(readouts))
+
+        def made() -> bool:
+            return (readouts / ".lock").exists()
+
+        def read_on(least: int = seen + more) -> bool:
+            return reads.exists() and len(part_files(readouts)) >= least
+
+        kill_when(tmp_path, given, read_on if kill else made, late if kill else 0.0)
+        read = reads.read_text().split()[len(done) :] if reads.exists() else []
+        assert not set(read) & set(before)  # what was on the disk is not read again
+        assert set(stored(readouts)) >= set(before)
+    result = run(tmp_path, given, sys.executable, "-c", SLOWLY)
+    assert same(result, whole, 1e-6)
+    times = Counter(stored(readouts))
+    assert len(times) == 60
+    assert set(times.values()) == {1}
+    twice = sum(Counter(reads.read_text().split()).values()) - 60
+    assert twice <= kills * (4 + 4)  # a part that was not full, and a batch
+    assert not (readouts / "set_aside").exists()
+    reads.unlink()
+    assert same(run(tmp_path, given, sys.executable, "-c", SLOWLY), whole, 1e-6)
+    assert not reads.exists()
+
+
+def test_two_processes_write_to_one_directory(tiny_model_path: str, tmp_path: Path) -> None:
+    given = arguments(tiny_model_path, limit=45)
+    one = run(tmp_path, given)
+    readouts = tmp_path / "readouts"
+    given["model_args"]["readouts"] = str(readouts)
+    two = run(tmp_path, given, *TWO_PROCESSES)
+    assert same(one, two)
+    assert len(part_files(readouts)) >= 2  # each wrote its own
+    assert len(stored(readouts)) == len(set(stored(readouts))) == 45
+    before = part_files(readouts)
+    assert same(run(tmp_path, given), one, 1e-5)
+    assert part_files(readouts) == before  # there was nothing left to read
+    loaded = readings.load(readouts)
+    assert (loaded.n, loaded.missing, len(loaded.labels)) == (45, 0, 28)
+    assert loaded.label_set is not None
 
 
 def test_stock_command_prints_the_table(tiny_model_path: str, tmp_path: Path) -> None:

@@ -75,8 +75,10 @@ def test_wheel_has_tasks_data_and_start_up_file(wheel):
     assert {f"lm_eval_semsoft/{path}" for path in YAMLS} <= names
     assert START_UP_FILE in names
     assert "lm_eval_semsoft/py.typed" in names
-    samples = (CHECKOUT / "lm_eval_semsoft" / "tasks" / "embedded").rglob("*.tsv")
-    assert {str(path.relative_to(CHECKOUT)) for path in samples} <= names
+    for folder in ("tasks/embedded", "reports/templates"):
+        files = [p for p in (CHECKOUT / "lm_eval_semsoft" / folder).rglob("*") if p.is_file()]
+        assert files
+        assert {str(path.relative_to(CHECKOUT)) for path in files} <= names
     top = {name.split("/")[0] for name in names}
     assert top - {START_UP_FILE} == {"lm_eval_semsoft", f"lm_eval_semsoft-{__version__}.dist-info"}
 

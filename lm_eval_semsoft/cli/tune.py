@@ -209,10 +209,10 @@ def _write(record: dict[str, object], output: Path | None, picture: Path | None)
             path.write_text(json.dumps(plain(record), indent=1) + "\n", encoding="utf-8")
             written.append(path)
         if picture is not None:
-            from lm_eval_semsoft.reports.surface import tau_surface
+            from lm_eval_semsoft.reports.surface import draw_tuned
 
             picture.parent.mkdir(parents=True, exist_ok=True)
-            tau_surface(record).savefig(picture, dpi=200, format="png")
+            draw_tuned(record).savefig(picture, dpi=200, format="png")
             written.append(picture)
     except OSError as error:
         fail(f"Cannot write to {error.filename or output or picture}: {error.strerror or error}.")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from lm_eval_semsoft.core.semantic_softmax import LabelSet
 from lm_eval_semsoft.engine.labels import Encode, label_set
@@ -13,6 +16,8 @@ from lm_eval_semsoft.engine.store import StoredDocument, prompt_key, text_key
 
 from .label_scores import TaskLabels
 from .work import Job
+
+_MOST_VALUES = 1000  # of an array in a document; pictures and sounds are not kept
 
 
 @dataclass
@@ -44,7 +49,9 @@ def record_of(
             for p in job.parts
             for i, label in enumerate(p.labels)
         ]
-        order = sorted(range(len(flat)), key=lambda i: min(document.indices[flat[i][0]]))
+        # As the task counts its choices: one that stands there twice was read once.
+        asked = [(n, i) for i, (label, _) in enumerate(flat) for n in document.indices[label]]
+        order = [i for _, i in sorted(asked)]
         labels = tuple(flat[i][0] for i in order)
         spelled = tuple(flat[i][1] for i in order)
         name = None
@@ -57,7 +64,7 @@ def record_of(
                 task=task,
                 doc_id=number if document.doc_id is None else document.doc_id,
                 context=text_key(document.context),
-                doc=json.dumps(document.doc, default=str),
+                doc=_as_json(document.doc),
                 label_set=name,
                 labels=tuple(label.strip() for label in labels),
                 prompts=tuple(prompt_key(part.prompt) for part in job.parts),
@@ -82,3 +89,23 @@ def _keep(
     name = text_key(text).hex()[:8]
     record.label_sets[name] = json.loads(text)
     return name
+
+
+def _as_json(doc: object) -> str:
+    """A task's document, whatever is in it; what JSON has no word for stands as text."""
+    try:
+        return json.dumps(doc, default=_plain, skipkeys=True)
+    except (ValueError, RecursionError):  # it contains itself
+        return json.dumps(reprlib.repr(doc))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.size <= _MOST_VALUES:
+        return value.tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value)

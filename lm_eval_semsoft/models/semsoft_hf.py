@@ -30,7 +30,7 @@ from lm_eval_semsoft.engine.forward import Engine, NaNLogits
 from lm_eval_semsoft.engine.labels import token_texts
 from lm_eval_semsoft.engine.plan import Prompt, Tokens
 from lm_eval_semsoft.engine.readout import DEFAULT_TOP_K, Readout
-from lm_eval_semsoft.engine.store import Recorder, Store
+from lm_eval_semsoft.engine.store import Recorder, Store, folder_of
 from lm_eval_semsoft.logs import join_harness_log
 
 from . import demo
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 join_harness_log()
 
 
-_VERSIONS = ("lm_eval_semsoft", "lm_eval", "torch", "transformers")  # kept with readouts
+_VERSIONS = ("lm_eval", "torch", "transformers")  # kept with readouts, beside our own
 
 
 class SemsoftHF(HFLM):
@@ -95,6 +95,7 @@ class SemsoftHF(HFLM):
         self.prefix_sharing = _on_off(prefix_sharing)
         check_choice("kernel", kernel, KERNELS)
         check_choice("prefix_sharing", self.prefix_sharing, SWITCH)
+        folder = None if readouts is None else folder_of(readouts)
         if kwargs.get("tp_plan") is not None:
             raise ValueError(
                 f"tp_plan={kwargs['tp_plan']!r} is not supported by semsoft-hf, which needs whole "
@@ -125,11 +126,11 @@ class SemsoftHF(HFLM):
         )
         self.fingerprint = combine({**self._settings(), "weights": model_fingerprint(self.model)})
         self._introduced = False
-        self.store = None if readouts is None else self._open_store(str(readouts))
+        self.store = None if folder is None else self._open_store(folder)
         self._reader = self.engine if self.store is None else Recorder(self.engine, self.store)
 
-    def _open_store(self, folder: str) -> Store:
-        top_k = min(max(DEFAULT_TOP_K, self.scoring.top_k), self.engine.head.weight.shape[0])
+    def _open_store(self, folder: Path) -> Store:
+        top_k = min(max(DEFAULT_TOP_K, self.scoring.top_k), self._vocabulary())
         depends_on = {
             "weights": model_fingerprint(self.model),
             "dtype": [str(self.model.dtype), str(self.mixed_precision_dtype)],
@@ -145,18 +146,22 @@ class SemsoftHF(HFLM):
             "layers": [],
             "scoring": {**vars(self.scoring), "kernel": self.kernel},
             "versions": {
-                name: version(name)
-                for name in ("lm_eval_semsoft", "lm_eval", "torch", "transformers")
+                "lm_eval_semsoft": lm_eval_semsoft.__version__,
+                **{name: version(name) for name in _VERSIONS},
             },
         }
         store = Store(folder, combine(depends_on), top_k, about)
         if self.rank == 0:
-            vocabulary = self.engine.head.weight.shape[0]
             store.save_model(
                 lambda: output_embeddings(self.model),
-                lambda: token_texts(self.tokenizer, vocabulary),
+                lambda: token_texts(self.tokenizer, self._vocabulary()),
             )
         return store
+
+    def _vocabulary(self) -> int:
+        """V; the weights of a quantised head have another shape."""
+        head = self.engine.head
+        return int(getattr(head, "out_features", None) or head.weight.shape[0])
 
     def _join_other_processes(self) -> None:
         """`accelerate launch` without a GPU: stock `hf` leaves every process rank 0 of 1."""
@@ -174,7 +179,7 @@ class SemsoftHF(HFLM):
         return self.model.name_or_path or type(self.model).__name__
 
     def _say_if_clipped(self) -> None:
-        vocabulary = self.engine.head.weight.shape[0]
+        vocabulary = self._vocabulary()
         if self.scoring.scoring == "semantic" and self.scoring.top_k > vocabulary:
             logger.info(
                 "top_k=%d is more than the vocabulary of %d tokens: all of them may vote.",
@@ -318,9 +323,10 @@ class SemsoftHF(HFLM):
             votes = self.scorer.votes(document.task, known[document.task], labels)
             jobs.append(Job(document, parts, votes))
         if self.store is not None:
-            record = record_of(jobs, known, self._encode_label)
-            self.store.save_tasks(record.tasks, record.label_sets)
+            whole = [job for job in jobs if not self._lacks_labels(job, known)]
+            record = record_of(whole, known, self._encode_label)
             self.store.save_documents(record.documents)
+            self.store.save_tasks(record.tasks, record.label_sets)
         if n_cut:
             logger.warning(
                 "%d of %d prompts were longer than the model's context of %d tokens and were cut "
@@ -330,6 +336,12 @@ class SemsoftHF(HFLM):
                 self.max_length,
             )
         return jobs
+
+    def _lacks_labels(self, job: Job, known: Mapping[str | None, TaskLabels]) -> bool:
+        """Did the harness's cache answer some labels of this document?"""
+        task = known[job.document.task]
+        asked = len(job.document.continuations)
+        return self.cache_hook.dbdict is not None and task.fixed and asked < len(task.tokens)
 
     def _tokenize(self, documents: Sequence[Document]) -> list[dict[str, tuple[Tokens, Tokens]]]:
         encode = PairEncoder(self)

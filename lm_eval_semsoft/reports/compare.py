@@ -806,7 +806,8 @@ def _notes(tables: Sequence[Table], differences: Sequence[Difference]) -> Iterat
     if any(name.startswith("surprise") for name in used):
         yield (
             "surprise: a token votes the louder, the less probable it is on average over these "
-            "very documents; it uses no labels (transductive)."
+            "very documents; it uses no labels (transductive). Its neighbourhoods are those of "
+            f"space {methods.SURPRISE.space}, tau {methods.SURPRISE.tau}."
         )
     if any("+temperature" in name for name in used):
         yield "+temperature: T fitted on labelled development documents, none of them evaluated."

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,23 +170,44 @@ def reliability(
     return figure
 
 
-def tau_surface(surface: TauSurface) -> Figure:
-    """Heat maps of an objective: spaces down, thresholds across, one map per other setting."""
+def tau_surface(
+    surface: TauSurface,
+    title: str = "",
+    caption: str = "",
+    bold: Collection[tuple[int, int, int]] = (),
+) -> Figure:
+    """Heat maps of an objective: spaces down, thresholds across, one map per other setting.
+
+    Args:
+        surface: what is drawn.
+        title, caption: lines above and below, for a picture that stands alone.
+        bold: (panel, row, column) of values that are set in bold.
+    """
     known = np.concatenate([panel.values.ravel() for panel in surface.panels])
     known = known[np.isfinite(known)]
     low, high = (known.min(), known.max()) if known.size else (0.0, 1.0)
     left = max(map(len, surface.rows)) * _CHARACTERS / 72
     width = max(_LEFT + _PLOT + _RIGHT, 0.25 + left + 0.5 * len(surface.columns))
     height = len(surface.shown) * (0.6 + 0.3 * len(surface.rows)) + 0.4
+    lines = [*title.splitlines(), *caption.splitlines()]
+    width = max([width, *(0.25 + len(line) * _CHARACTERS / 72 for line in lines)])
+    height += 0.2 * len(lines)
     with _style():
         figure = Figure(figsize=(width, height), layout="constrained")
         stack = figure.subplots(len(surface.shown), 1, sharex=True, squeeze=False)[:, 0]
         for number, axes in zip(surface.shown, stack, strict=True):
-            _heat_map(axes, surface, surface.panels[number], float(low), float(high))
+            strong = {(row, column) for panel, row, column in bold if panel == number}
+            _heat_map(axes, surface, surface.panels[number], float(low), float(high), strong)
             for cell, line in ((surface.used, ":"), (surface.best, "-")):
                 if cell is not None and cell[0] == number:
                     _frame(axes, cell[1], cell[2], line)
         stack[-1].set_xlabel("tau")
+        if title:
+            figure.suptitle(title, x=0.01, ha="left", size=10.5, parse_math=False)
+        if caption:
+            figure.supxlabel(
+                caption, x=0.01, ha="left", size=8, color=COLOURS["muted"], parse_math=False
+            )
     return figure
 
 
@@ -254,7 +275,14 @@ def _histogram(axes: Axes, panel: Reliability, tallest: float) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(3))
 
 
-def _heat_map(axes: Axes, surface: TauSurface, panel: HeatPanel, low: float, high: float) -> None:
+def _heat_map(
+    axes: Axes,
+    surface: TauSurface,
+    panel: HeatPanel,
+    low: float,
+    high: float,
+    bold: Collection[tuple[int, int]],
+) -> None:
     rows, columns = panel.values.shape
     span = (high - low) or 1.0
     for row in range(rows):
@@ -271,7 +299,7 @@ def _heat_map(axes: Axes, surface: TauSurface, panel: HeatPanel, low: float, hig
             axes.add_patch(Rectangle(corner, 1, 1, fc=colour, ec=COLOURS["paper"], lw=1))
             axes.text(
                 column + 0.5, row + 0.5, f"{value:.3f}", ha="center", va="center", size=8,
-                color=_readable_on(colour),
+                color=_readable_on(colour), weight="bold" if (row, column) in bold else "normal",
             )  # fmt: skip
     axes.set(xlim=(0, columns), ylim=(rows, 0))
     axes.set_xticks(np.arange(columns) + 0.5, surface.columns)

@@ -48,8 +48,11 @@ class Source:
             FileNotFoundError: no such directory, or no readouts in it.
             engine.store.ForeignReadouts: not ours.
         """
-        path = Path(folder)
-        return cls(path, vars(store.Manifest.read(path)))
+        path = Path(folder).expanduser()
+        manifest = store.Manifest.read(path)
+        if not isinstance(manifest.about.get("top_k"), int):
+            raise store.ForeignReadouts(f"{path / store.MANIFEST} does not tell K.")
+        return cls(path, vars(manifest))
 
     @property
     def model(self) -> str:
@@ -101,7 +104,8 @@ class Readings:
         labels: [L] label texts; `choice 1` … where every document has its own.
         label_set: their spelling, None where documents do not share one label set.
         why_identity: why neighbours do not vote by default, None if they do.
-        keys: [n] the documents' own ids, or their numbers.
+        keys: [n] the documents' own ids, or their numbers; all different (an id that comes again
+            gets a count: `x`, `x#2`).
         docs: [n] the task's documents.
         target: [n, L] which labels are right, None if the documents do not tell.
         topk_ids: [n, K] int32, most probable first.
@@ -176,7 +180,7 @@ def load_all(folder: str | Path, samples: Mapping[int, int] | None = None) -> li
     """
     source = Source.open(folder)
     tasks: dict[str, list[StoredDocument]] = {}
-    for document in store.read_documents(source.folder):
+    for document in _conditional(store.read_documents(source.folder)):
         tasks.setdefault(document.task, []).append(document)
     rows = _Rows(source)
     found = []
@@ -184,11 +188,18 @@ def load_all(folder: str | Path, samples: Mapping[int, int] | None = None) -> li
         if len({d.doc_id for d in documents}) < len(documents):
             logger.warning("%s: task %s has several prompts a document; left out.", folder, task)
             continue
-        if (readings := _assemble(source, task, documents, rows, samples)).n:
+        if (readings := _assemble(source, task, documents, rows, samples)) is not None:
             found.append(readings)
     if not found:
         raise ValueError(f"{folder} holds no readouts of any task yet.")
     return found
+
+
+def _conditional(documents: Sequence[StoredDocument]) -> list[StoredDocument]:
+    """Without the empty prompts that `acc_mutual_info` adds to a document's own."""
+    empty = store.text_key("")
+    own = {(d.task, d.doc_id) for d in documents if d.context != empty}
+    return [d for d in documents if d.context != empty or (d.task, d.doc_id) not in own]
 
 
 def load(
@@ -238,8 +249,10 @@ class _Rows:
         self.place: dict[bytes, tuple[int, int]] = {}
         for path in store.parts(source.folder, store.READOUTS):
             try:
-                table = store.read_readouts(path, int(source.manifest["about"]["top_k"]))
-            except store.ForeignReadouts as problem:
+                table = store.read_readouts(path, source.manifest["about"]["top_k"])
+            except FileNotFoundError:  # a run has set it aside just now
+                continue
+            except (OSError, store.ForeignReadouts) as problem:
                 logger.warning("%s: left out; run the evaluation again on this directory.", problem)
                 continue
             if store.fingerprint_of(table) != source.manifest["fingerprint"]:
@@ -256,21 +269,29 @@ class _Rows:
                 "topk_logprobs": store.fixed_column(table, "topk_logprobs"),
                 "label_logprobs": store.ragged_column(table, "label_logprobs"),
                 "entropy": table["entropy"].to_numpy(),
+                "lead_logprob": table["lead_logprob"].to_numpy(),
             }
         )
 
-    def labels(self, key: bytes) -> NDArray[np.float32]:
-        part, row = self.place[key]
-        values, offsets = self.columns[part]["label_logprobs"]
-        own: NDArray[np.float32] = values[offsets[row] : offsets[row + 1]]
-        return own
+    def labels(self, keys: Sequence[bytes]) -> NDArray[np.float32]:
+        """Log-probabilities of the labels of all prompts of one document, one after the other.
+
+        After contexts of several lengths, what the labels begin with has several probabilities.
+        """
+        own, leads = [], []
+        for key in keys:
+            part, row = self.place[key]
+            values, offsets = self.columns[part]["label_logprobs"]
+            own.append(values[offsets[row] : offsets[row + 1]])
+            leads.append(float(self.columns[part]["lead_logprob"][row]))
+        if len(set(leads)) > 1:
+            own = [x + (lead - max(leads)) for x, lead in zip(own, leads, strict=True)]
+        return np.concatenate(own)
 
     def gather(self, name: str, keys: Sequence[bytes]) -> NDArray[Any]:
         """One row per key of a column of equal lengths."""
-        if not self.columns:  # nothing was read yet
-            return np.empty((0, 0))
-        places = np.array([self.place[key] for key in keys]).reshape(-1, 2)
-        sample = self.columns[0][name]
+        places = np.array([self.place[key] for key in keys], dtype=np.int64).reshape(-1, 2)
+        sample = self.columns[places[0, 0]][name]
         out = np.empty((len(keys), *sample.shape[1:]), dtype=sample.dtype)
         for part in np.unique(places[:, 0]):
             here = places[:, 0] == part
@@ -284,7 +305,7 @@ def _assemble(
     documents: Sequence[StoredDocument],
     rows: _Rows,
     samples: Mapping[int, int] | None,
-) -> Readings:
+) -> Readings | None:
     read = [d for d in documents if all(key in rows.place for key in d.prompts)]
     if len(read) < len(documents):
         logger.warning(
@@ -295,10 +316,11 @@ def _assemble(
             len(documents),
             task,
         )
-    sets = {d.label_set for d in read}
-    shared = sets.pop() if len(sets) == 1 else None
+    if not read:
+        return None
+    shared = _shared_label_set(source, task, read)
     docs = tuple(json.loads(d.doc) for d in read)
-    width = max((len(d.labels) for d in read), default=0)
+    width = max(len(d.labels) for d in read)
     # Where a context had to be cut for long labels there are several prompts; the longest holds
     # the neighbours' votes of nearly all labels.
     first = [d.prompts[0] for d in read]
@@ -308,7 +330,7 @@ def _assemble(
         labels=read[0].labels if shared else tuple(f"choice {i + 1}" for i in range(width)),
         label_set=_label_set(source.manifest["label_sets"][shared]) if shared else None,
         why_identity=source.manifest["tasks"].get(task, {}).get("why_identity"),
-        keys=tuple(_key(d, doc) for d, doc in zip(read, docs, strict=True)),
+        keys=_keys(read, docs),
         docs=docs,
         target=_targets(read, docs, width, samples),
         topk_ids=rows.gather("topk_ids", first),
@@ -320,6 +342,29 @@ def _assemble(
     )
 
 
+def _shared_label_set(source: Source, task: str, documents: Sequence[StoredDocument]) -> str | None:
+    names = {d.label_set for d in documents}
+    if len(names) > 1 and len({d.labels for d in documents}) == 1:
+        logger.warning(
+            "%s: the labels of %s are not the same tokens after every prompt; only constrained "
+            "scores can be computed.",
+            source.folder,
+            task,
+        )
+    if len(names) > 1 or None in names:
+        return None
+    (name,) = names
+    if name not in source.manifest["label_sets"]:
+        logger.warning(
+            "%s: the label set of %s is not in the manifest; run the evaluation again on this "
+            "directory to note it.",
+            source.folder,
+            task,
+        )
+        return None
+    return name
+
+
 def _label_set(record: Mapping[str, Any]) -> LabelSet:
     return LabelSet(
         tuple(record["labels"]),
@@ -328,9 +373,15 @@ def _label_set(record: Mapping[str, Any]) -> LabelSet:
     )
 
 
-def _key(document: StoredDocument, doc: object) -> str:
-    own = doc.get("id") if isinstance(doc, dict) else None
-    return str(document.doc_id if own is None else own)
+def _keys(documents: Sequence[StoredDocument], docs: Sequence[object]) -> tuple[str, ...]:
+    seen: dict[str, int] = {}
+    keys = []
+    for document, doc in zip(documents, docs, strict=True):
+        own = doc.get("id") if isinstance(doc, dict) else None
+        key = str(document.doc_id if own is None else own)
+        seen[key] = seen.get(key, 0) + 1
+        keys.append(key if seen[key] == 1 else f"{key}#{seen[key]}")
+    return tuple(keys)
 
 
 def _label_logprobs(
@@ -338,7 +389,7 @@ def _label_logprobs(
 ) -> NDArray[np.float32]:
     out = np.full((len(documents), width), -np.inf, dtype=np.float32)
     for i, d in enumerate(documents):
-        own = np.concatenate([rows.labels(key) for key in d.prompts])
+        own = rows.labels(d.prompts)
         out[i, : len(d.places)] = own[list(d.places)]
     return out
 
@@ -366,6 +417,10 @@ def _right(
         own = doc.get("labels") if isinstance(doc, dict) else None
         if samples is not None:
             own = [samples[document.doc_id]] if document.doc_id in samples else None
-        choices = range(len(document.labels))
-        valid = isinstance(own, list) and all(isinstance(x, int) and x in choices for x in own)
-        yield own if own and valid else None
+        yield own if _are_choices(own, len(document.labels)) else None
+
+
+def _are_choices(given: Any, n: int) -> bool:
+    """Some of the n choices, by number? True and False are no numbers here."""
+    whole = isinstance(given, list) and all(type(x) is int and 0 <= x < n for x in given)
+    return whole and bool(given)

@@ -25,7 +25,12 @@ from numpy.typing import NDArray
 from lm_eval_semsoft import plugin
 from lm_eval_semsoft.core.bootstrap import UndefinedMetricWarning
 from lm_eval_semsoft.core.errors import check_choice
-from lm_eval_semsoft.core.semantic_softmax import Scoring, resolve_scoring
+from lm_eval_semsoft.core.semantic_softmax import (
+    Scoring,
+    neighbour_votes,
+    resolve_scoring,
+    semantic_log_scores,
+)
 from lm_eval_semsoft.models.label_scores import KERNELS, LabelScore
 
 from . import scores
@@ -83,14 +88,12 @@ def rescore(
     kernel = run_kernel(readings) if kernel is None else kernel
     check_stored(readings, scoring, kernel)
     readings.gold()
-    log_s = scores.log_scores(readings, scoring, kernel)
+    log_s = _log_scores(readings, scoring, kernel)
     measures = measures_of(readings.task)
     metrics, notes = _metrics(readings, measures)
     payloads = [
-        measures.process_results(
-            {"published_data": math.nan, **doc, **_key_and_labels(readings, i)}, pairs
-        )
-        for i, (doc, pairs) in enumerate(zip(readings.docs, _results(readings, log_s), strict=True))
+        measures.process_results(_document(readings, i), pairs)
+        for i, pairs in enumerate(_results(readings, log_s))
     ]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -108,8 +111,22 @@ def rescore(
     )
 
 
-def _key_and_labels(readings: Readings, i: int) -> dict[str, Any]:
-    return {"id": readings.keys[i], "labels": np.flatnonzero(readings.gold()[i]).tolist()}
+def _log_scores(readings: Readings, scoring: Scoring, kernel: str) -> NDArray[np.float64]:
+    """`scores.log_scores` in the very arithmetic of a run, since ranks can hang on a last digit."""
+    if not scores.wants_cosine(readings, scoring, kernel):
+        return readings.label_logprobs.astype(np.float64)
+    own = scores.kernel_of(readings, scoring)
+    rows = zip(readings.topk_ids, readings.topk_logprobs, strict=True)
+    votes = np.array([neighbour_votes(ids, p, own, scoring.top_k) for ids, p in rows])
+    return semantic_log_scores(readings.label_logprobs, votes, scoring)
+
+
+def _document(readings: Readings, i: int) -> dict[str, Any]:
+    """The task's document, with what label-set tasks need where it is not one of ours."""
+    doc = readings.docs[i]
+    own = doc if isinstance(doc, dict) else {}
+    labels = np.flatnonzero(readings.gold()[i]).tolist()
+    return {"id": readings.keys[i], "published_data": math.nan, **own, "labels": labels}
 
 
 def _results(readings: Readings, log_s: NDArray[np.float64]) -> Iterator[list[LabelScore]]:
@@ -131,7 +148,7 @@ def _metrics(
         parts = tuple(p + m for p in ("", "constrained_") for m in ONE_LABEL_SET)
         for name in [m for m in metrics if m.removesuffix("_stderr") in parts]:
             del metrics[name]
-    if not all("published_data" in doc for doc in readings.docs):
+    if not all(isinstance(doc, dict) and "published_data" in doc for doc in readings.docs):
         metrics.pop("published_data", None)
     return metrics, notes
 

@@ -1,150 +1,174 @@
-"""The picture of a grid: an objective over thresholds and spaces, from what `semsoft tune` found.
-
-A figure is a function of its numbers: no pyplot, no state.
-"""
+"""The grid that `semsoft tune` found, as heat maps: for its own picture and for the report."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 
-from lm_eval_semsoft.core.semantic_softmax import parse_space, parse_tau
+from lm_eval_semsoft.core.semantic_softmax import Scoring, parse_space
 
-from .figures import COLOURS, HEAT
+from . import figures
+from .figures import HeatPanel, TauSurface
+from .readings import Readings
+from .report_data import METRICS
+from .report_text import number, visible
+from .tune import canonical
 
-INK, MUTED, PAPER, MARK = (COLOURS[role] for role in ("ink", "muted", "paper", "constrained"))
+_REST = ("anchors", "top_k", "rival_votes")  # what differs between heat maps
 
-_CELL = (0.72, 0.33)  # inches
-_GAP = 0.3  # rows between absolute thresholds and quantiles: they are two scales
-_NEAR = 0.25  # of the range of the values
+Place = tuple[int, int, int]  # panel, row, column
+Cell = tuple[str, str, tuple[str, ...], float]  # space, tau, the rest, value
 
 
-def tau_surface(record: Mapping[str, Any]) -> Figure:
-    """Heat maps of the objective: thresholds down, spaces across, one map per kind of rival votes.
+def read_surface(
+    path: Path, readings: Readings, scoring: Scoring | None = None
+) -> TauSurface | None:
+    """The grid that `semsoft tune` wrote, as heat maps; None if it is another task's.
 
-    K and anchors are those of the best cell. The best cell is framed, the package's default dotted;
-    values that cannot be told from the best are bold. The colour bar says where the constrained
+    Drawn are the maps that differ from the best cell's in `rival_votes` only, and the run's own.
+
+    Args:
+        path: a JSON file {"objective": …, "cells": [{"space", "tau", "value", …}, …]}.
+        readings: what is reported on.
+        scoring: of the report, the run's by default; its cell is marked.
+
+    Raises:
+        ValueError: not such a file, naming it.
+        OSError: it cannot be read.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        grid = _Grid.of(record)
+        task = record.get("task")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is not what `semsoft tune` writes, an object with objective and cells "
+            f"({type(error).__name__}: {error})."
+        ) from error
+    if not grid.cells:
+        raise ValueError(f"{path} holds no cells.")
+    if task not in (None, readings.task):
+        return None
+    better = str(
+        record.get("better") or next((m.better for m in METRICS if m.key == grid.objective), "")
+    )
+    used = grid.place(vars(scoring or readings.run_scoring))
+    n = record.get("n")
+    origin = "" if n is None else f"{n:,} documents of {record.get('model', 'unknown model')}"
+    return grid.surface(better, grid.best(better), used, origin)
+
+
+def draw_tuned(record: Mapping[str, Any]) -> Figure:
+    """The picture of `semsoft tune`: its best cell framed, the package's default dotted.
+
+    Values that cannot be told from the best are bold. The caption says where the constrained
     softmax and a uniform guess stand.
 
     Args:
         record: `tune.record`, or the content of `tune.json`.
     """
-    best = record["best"]
-    shown = [c for c in record["cells"] if all(c[a] == best[a] for a in ("top_k", "anchors"))]
-    spaces = sorted({c["space"] for c in shown}, key=_space_order)
-    taus = sorted({c["tau"] for c in shown}, key=_tau_order)
-    switches = sorted({c["rival_votes"] for c in shown})
-    values = [_number(c["value"]) for c in shown if c["value"] is not None]
-    references = _references(record, values)
-    known = [*values, *references.values()]
-    colours = ScalarMappable(
-        Normalize(min(known), max(known)),
-        HEAT.reversed() if record["better"] == "lower" else HEAT,
-    )
-    style = {**matplotlib.rcParamsDefault, "font.size": 9, "text.color": INK}
-    with matplotlib.rc_context(style):
-        width = len(switches) * (len(spaces) * _CELL[0] + 0.25) + 2.2
-        height = len(taus) * _CELL[1] + 1.9
-        figure = Figure(figsize=(max(width, 6.0), height), layout="constrained")
-        panels = figure.subplots(1, len(switches), sharey=True, squeeze=False)[0]
-        for axes, switch in zip(panels, switches, strict=True):
-            own = [c for c in shown if c["rival_votes"] == switch]
-            _panel(axes, own, spaces, taus, record, colours)
-            axes.set_title(f"rival votes {switch}", size=9, loc="left")
-        panels[0].set_ylabel("tau")
-        _colour_bar(figure, list(panels), colours, record, references)
-        figure.suptitle(_title(record), x=0.01, ha="left", size=10.5, parse_math=False)
-        figure.supxlabel(_caption(record, shown), x=0.01, ha="left", size=8, color=MUTED)
-    return figure
+    grid = _Grid.of(record)
+    best, default = grid.place(record["best"]), grid.place(record["default"])
+    surface = grid.surface(record["better"], best, default)
+    alike = [place for cell in record["cells"] if cell["alike"] and (place := grid.place(cell))]
+    bold = [place for place in alike if place[0] in surface.shown]
+    return figures.tau_surface(surface, _title(record), _caption(record, surface, bold), bold)
 
 
-def _references(record: Mapping[str, Any], values: Sequence[float]) -> dict[str, float]:
-    """What the cells are compared with; a uniform guess only where it does not crush the scale."""
-    constrained = _number(record["constrained"]["value"])
-    uniform = _number(record["uniform"].get(record["objective"]))
-    low, high = min([*values, constrained]), max([*values, constrained])
-    found = {"constrained": constrained}
-    if low - _NEAR * (high - low) <= uniform <= high + _NEAR * (high - low):
-        found["uniform guess"] = uniform
-    return found
+@dataclass(frozen=True)
+class _Grid:
+    """The cells of a `tune.json` in order.
 
+    Attributes:
+        objective: what the cells hold.
+        constrained: the objective of the standard softmax.
+        cells: as in the file.
+        rows: spaces.
+        columns: thresholds, absolute ones first.
+        others: combinations of the other settings, one heat map each.
+    """
 
-def _panel(
-    axes: Axes,
-    cells: Sequence[Mapping[str, Any]],
-    spaces: Sequence[str],
-    taus: Sequence[float | str],
-    record: Mapping[str, Any],
-    colours: ScalarMappable,
-) -> None:
-    tops = _tops(taus)
-    for cell in cells:
-        column, top, value = spaces.index(cell["space"]), tops[cell["tau"]], _number(cell["value"])
-        if not math.isfinite(value):
-            axes.add_patch(Rectangle((column, top), 1, 1, fill=False, ec=MUTED, lw=0, hatch="///"))
-            continue
-        colour = tuple(colours.to_rgba(np.array(value)))
-        axes.add_patch(Rectangle((column, top), 1, 1, fc=colour, ec=PAPER, lw=1))
-        axes.text(
-            column + 0.5, top + 0.52, _digits(value), ha="center", va="center", size=8,
-            color=_readable_on(colour), weight="bold" if cell["alike"] else "normal",
-        )  # fmt: skip
-        for other, line in ((record["default"], ":"), (record["best"], "-")):
-            if _same(cell, other):
-                axes.add_patch(
-                    Rectangle((column, top), 1, 1, fill=False, ec=MARK, lw=2.2, ls=line, zorder=3)
-                )
-    axes.set(xlim=(-0.03, len(spaces) + 0.03), ylim=(max(tops.values()) + 1.05, -0.05))
-    axes.set_xticks([i + 0.5 for i in range(len(spaces))], spaces)
-    axes.set_yticks([top + 0.5 for top in tops.values()], [str(tau) for tau in taus])
-    axes.tick_params(length=0, colors=INK)
-    axes.spines[:].set_visible(False)
+    objective: str
+    constrained: float
+    cells: Sequence[Cell]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    others: Sequence[tuple[str, ...]]
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> _Grid:
+        objective = visible(str(record["objective"]))
+        cells = [_cell(cell) for cell in record["cells"]]
+        return cls(
+            objective,
+            _float(record.get("constrained", {}).get("value")),
+            cells,
+            rows=sorted({space for space, *_ in cells}, key=_space_order),
+            columns=sorted({tau for _, tau, *_ in cells}, key=_tau_order),
+            others=sorted(
+                {rest for *_, rest, _ in cells}, key=lambda r: (r[0], _number(r[1]), r[2])
+            ),
+        )
 
-def _tops(taus: Sequence[float | str]) -> dict[float | str, float]:
-    """Where the row of each threshold begins: absolute ones first, then quantiles."""
-    absolute = sum(not parse_tau(tau)[1] for tau in taus)
-    return {tau: i + (_GAP if 0 < absolute <= i else 0.0) for i, tau in enumerate(taus)}
+    @property
+    def tables(self) -> NDArray[np.float64]:
+        """[panels, rows, columns]; NaN where a setting was not tried."""
+        tables = np.full((len(self.others), len(self.rows), len(self.columns)), np.nan)
+        for space, tau, rest, value in self.cells:
+            place = self.others.index(rest), self.rows.index(space), self.columns.index(tau)
+            tables[place] = value
+        return tables
 
+    def place(self, scoring: Mapping[str, Any]) -> Place | None:
+        """Where a setting stands, if it is in the grid."""
+        space, tau, rest, _ = _cell({**scoring, "value": 0})
+        if space in self.rows and tau in self.columns and rest in self.others:
+            return self.others.index(rest), self.rows.index(space), self.columns.index(tau)
+        return None
 
-def _colour_bar(
-    figure: Figure,
-    panels: list[Axes],
-    colours: ScalarMappable,
-    record: Mapping[str, Any],
-    references: Mapping[str, float],
-) -> None:
-    """The scale, with the best on top whatever is better, and where the references stand."""
-    bar = figure.colorbar(colours, ax=panels, aspect=28, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(length=2, labelsize=8, colors=MUTED)
-    if record["better"] == "lower":
-        bar.ax.invert_yaxis()
-    low, high = colours.get_clim()
-    span = high - low or 1.0
-    height = {name: (value - low) / span for name, value in references.items()}
-    if record["better"] == "lower":
-        height = {name: 1 - at for name, at in height.items()}
-    lowest = 0.0
-    for name in sorted(height, key=lambda name: height[name]):
-        value, at = references[name], max(height[name], lowest)
-        lowest = at + 0.13  # the next label must not lie on this one
-        bar.ax.axhline(value, color=MARK, lw=2)
-        bar.ax.annotate(
-            f"{name}\n{_digits(value)}", (1, height[name]), (4.3, at), size=8, va="center",
-            xycoords="axes fraction", textcoords="axes fraction", color=MARK,
-            arrowprops={"arrowstyle": "-", "color": MARK, "lw": 0.7, "shrinkA": 2, "shrinkB": 0},
-        )  # fmt: skip
+    def best(self, better: str) -> Place | None:
+        tables = self.tables
+        known = np.isfinite(tables)
+        if not better or not known.any():
+            return None
+        loss = np.where(known, tables if better == "lower" else -tables, np.inf)
+        panel, row, column = np.unravel_index(int(np.argmin(loss)), loss.shape)
+        return int(panel), int(row), int(column)
+
+    def surface(
+        self, better: str, best: Place | None, used: Place | None, origin: str = ""
+    ) -> TauSurface:
+        """Shown are the maps that differ from the best one's in rival votes, and the used one."""
+        chosen = self.others[best[0] if best else 0]
+        varying = [i for i in range(len(_REST)) if len({rest[i] for rest in self.others}) > 1]
+        return TauSurface(
+            objective=self.objective,
+            better=better,
+            rows=tuple(self.rows),
+            columns=tuple(self.columns),
+            panels=tuple(
+                HeatPanel(", ".join(_named(_REST[i], rest[i]) for i in varying), table)
+                for rest, table in zip(self.others, self.tables, strict=True)
+            ),
+            shown=tuple(
+                i
+                for i, rest in enumerate(self.others)
+                if rest[:2] == chosen[:2] or (used is not None and used[0] == i)
+            ),
+            best=best,
+            used=used,
+            constrained=self.constrained,
+            origin=origin,
+        )
 
 
 def _title(record: Mapping[str, Any]) -> str:
@@ -156,45 +180,55 @@ def _title(record: Mapping[str, Any]) -> str:
     return f"{what} ({record['better']} is better{corrected})\n{where}"
 
 
-def _caption(record: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> str:
-    best, default = record["best"], record["default"]
-    words = f"K = {best['top_k']}, anchors {best['anchors']}. The darker, the better. "
-    if _same(best, default):
-        words += "Framed: the best cell, which is the package's default."
-    elif any(_same(cell, default) for cell in shown):
-        words += "Framed: the best cell; dotted: the package's default."
-    else:
-        words += "Framed: the best cell."
-    if sum(cell["alike"] for cell in shown) > 1:
-        words += "\nBold: cannot be told from the best on these documents."
-    return words
+def _caption(record: Mapping[str, Any], surface: TauSurface, bold: Sequence[Place]) -> str:
+    best = record["best"]
+    words = "The darker, the better. Framed: the best cell"
+    if surface.used is not None and surface.used == surface.best:
+        words += ", which is the package's default"
+    elif surface.used is not None:
+        words += "; dotted: the package's default"
+    words += f".\nBest: K = {best['top_k']}, anchors {best['anchors']}. "
+    words += f"Constrained softmax: {number(surface.constrained)}"
+    uniform = _float(record["uniform"].get(record["objective"]))
+    if math.isfinite(uniform):
+        words += f"; uniform guess: {number(uniform)}"
+    if len(bold) > 1:
+        words += ".\nBold: cannot be told from the best on these documents"
+    return f"{words}."
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    axes = ("space", "tau", "top_k", "anchors", "rival_votes")
-    return all(one[axis] == other[axis] for axis in axes)
+def _cell(cell: Mapping[str, Any]) -> Cell:
+    """What may be text is made harmless for pictures."""
+    tau = cell["tau"]
+    with contextlib.suppress(ValueError):
+        tau = canonical(tau)
+    rest = tuple(visible(str(cell.get(name, ""))) for name in _REST)
+    return visible(str(cell["space"])), visible(str(tau)), rest, _float(cell["value"])
 
 
-def _number(value: float | None) -> float:
+def _float(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def _digits(value: float) -> str:
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+def _named(name: str, value: str) -> str:
+    return f"K = {value}" if name == "top_k" else f"{name.replace('_', ' ')} {value}"
 
 
-def _readable_on(colour: Sequence[float]) -> str:
-    """Black or white, whichever contrasts more (WCAG 2 relative luminance)."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
-    luminance = sum(a * b for a, b in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
-    return INK if luminance > 0.179 else PAPER
+def _space_order(space: str) -> tuple[int, int, str]:
+    kinds = ("raw", "centered", "pc", "whitened")
+    try:
+        kind, directions = parse_space(space)
+    except ValueError:
+        return len(kinds), 0, space
+    return kinds.index(kind), directions, space
 
 
-def _space_order(space: str) -> tuple[int, int]:
-    kind, directions = parse_space(space)
-    return ("raw", "centered", "pc", "whitened").index(kind), directions
+def _tau_order(tau: str) -> tuple[bool, float, str]:
+    return tau.startswith("q"), _number(tau.removeprefix("q")), tau
 
 
-def _tau_order(tau: float | str) -> tuple[bool, float]:
-    value, quantile = parse_tau(tau)
-    return quantile, value
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf

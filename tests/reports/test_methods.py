@@ -128,22 +128,31 @@ def test_bases_and_priors_are_their_formulas() -> None:
         assert np.exp(found[f"{name}+prior"].log_probs) == pytest.approx(expected)
 
 
-def test_surprise_is_its_formula() -> None:
-    """S(l) = P(l|x) + sum over the top K of p(v|x) / pbar(v)^alpha w(v, l)."""
-    readings, alpha = make(), 0.7
+@pytest.mark.parametrize("alpha", [0.0, 0.7])
+def test_surprise_is_its_formula(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the own lift, half of the neighbours' p(v|x) / pbar(v)^alpha w(v, l), the unread."""
+    monkeypatch.setattr(methods, "SURPRISE", replace(SCORING, space="raw", tau="q0.7"))
+    readings = make()
     p = np.zeros((readings.n, V))
-    np.put_along_axis(p, readings.topk_ids, np.exp(readings.topk_logprobs), axis=1)
+    np.put_along_axis(p, readings.topk_ids, np.exp(readings.topk_logprobs.astype(float)), axis=1)
     pbar = p.mean(axis=0)
-    weights = scores.kernel_of(readings, SCORING).weights
+    weights = scores.kernel_of(readings, replace(SCORING, space="raw", tau="q0.7")).weights
     votes = (p / np.where(pbar > 0, pbar, 1) ** alpha) @ weights
-    expected = np.log(np.exp(readings.label_logprobs) + votes)
+    assert (votes.mean(axis=0) > 0).all()
+    own = np.exp(readings.label_logprobs.astype(float))
+    lifts = own / own.mean(axis=0) / 2 + votes / votes.mean(axis=0) / 2
+    expected = np.log(lifts + 1 - p.sum(axis=1, keepdims=True))
     assert methods.surprise(readings, SCORING, alpha) == pytest.approx(expected, abs=1e-5)
 
 
-def test_surprise_without_surprise_is_semantic() -> None:
+def test_surprise_has_its_prior_inside() -> None:
+    """Every label's lift is 1 on average, so nothing is left to divide by."""
     readings = make()
-    expected = methods.semantic(readings, SCORING)
-    assert methods.surprise(readings, SCORING, 0.0) == pytest.approx(expected, abs=1e-6)
+    log_s = methods.surprise(readings, SCORING)
+    unread = 1 - np.exp(readings.topk_logprobs.astype(float)).sum(axis=1, keepdims=True)
+    assert (np.exp(log_s) - unread).mean(axis=0) == pytest.approx(1, abs=1e-6)
+    found = by_name(answer_all(readings, scoring=SCORING))["surprise+prior"].log_probs
+    assert found == pytest.approx(scipy.special.log_softmax(log_s, axis=1))
 
 
 def test_uniform_over_the_choices_that_there_are() -> None:

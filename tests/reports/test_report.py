@@ -25,7 +25,15 @@ from lm_eval_semsoft.core import bootstrap, calibration, classification
 from lm_eval_semsoft.core.semantic_softmax import Scoring, normalise
 from lm_eval_semsoft.engine.readout import Readout
 from lm_eval_semsoft.engine.store import Store, StoredDocument, text_key
-from lm_eval_semsoft.reports import readings, scores, tune
+from lm_eval_semsoft.reports import (
+    readings,
+    report_data,
+    report_section,
+    report_statistics,
+    report_text,
+    scores,
+    tune,
+)
 from lm_eval_semsoft.reports import report as pages
 
 LABELS = ("joy", "anger", "fear", "neutral")
@@ -118,13 +126,13 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> readings.Readings:
 @pytest.fixture(scope="module")
 def section(one: readings.Readings) -> pages.Section:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "RESAMPLES", 200)
+        patch.setattr(report_statistics, "RESAMPLES", 200)
         return pages.build(one, documents=5)
 
 
 @pytest.fixture(autouse=True)
 def _few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "RESAMPLES", 20)
+    monkeypatch.setattr(report_statistics, "RESAMPLES", 20)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +191,7 @@ def test_intervals_are_those_of_the_bootstrap(one, section):
             own = getattr(row, side)
             assert (own.low, own.high) == pytest.approx(tuple(expected))
         pair = bootstrap.paired(metric, of_side["semantic"], of_side["constrained"], n=200)
-        assert row.difference == pages.Estimate(
+        assert row.difference == report_data.Estimate(
             pytest.approx(pair.difference), pytest.approx(pair.low), pytest.approx(pair.high)
         )
 
@@ -214,7 +222,9 @@ def test_label_auroc_on_resamples_repeats_rows(ties):
     rng = np.random.default_rng(3)
     logits = rng.normal(size=(50, 3)).round(0 if ties else 9)
     target = np.eye(3, dtype=bool)[rng.integers(3, size=50)]
-    statistic = pages._label_auroc(pages.Side.of("constrained", logits), target)
+    statistic = report_statistics._label_auroc(
+        report_statistics.Side.of("constrained", logits), target
+    )
     probs = normalise(logits)
     for counts in bootstrap.resamples(50, 20, seed=1):
         rows = np.repeat(np.arange(50), counts)
@@ -295,13 +305,13 @@ def test_flips_count_every_document(one, section):
 
 
 def test_a_verdict_needs_an_interval_without_zero():
-    brier = next(m for m in pages.METRICS if m.key == "brier")
-    confidence = next(m for m in pages.METRICS if m.key == "mean_confidence")
-    assert pages._verdict(brier, pages.Estimate(-0.2, -0.3, -0.1)) == "better"
-    assert pages._verdict(brier, pages.Estimate(0.2, 0.1, 0.3)) == "worse"
-    assert pages._verdict(brier, pages.Estimate(0.2, -0.1, 0.3)) == "unclear"
-    assert pages._verdict(brier, pages.Estimate(0.2)) == ""
-    assert pages._verdict(confidence, pages.Estimate(0.2, 0.1, 0.3)) == ""
+    brier = next(m for m in report_data.METRICS if m.key == "brier")
+    confidence = next(m for m in report_data.METRICS if m.key == "mean_confidence")
+    assert report_section._verdict(brier, report_data.Estimate(-0.2, -0.3, -0.1)) == "better"
+    assert report_section._verdict(brier, report_data.Estimate(0.2, 0.1, 0.3)) == "worse"
+    assert report_section._verdict(brier, report_data.Estimate(0.2, -0.1, 0.3)) == "unclear"
+    assert report_section._verdict(brier, report_data.Estimate(0.2)) == ""
+    assert report_section._verdict(confidence, report_data.Estimate(0.2, 0.1, 0.3)) == ""
 
 
 def test_uniform_guess(one, section):
@@ -563,6 +573,8 @@ def test_several_runs_have_contents_and_a_summary(tmp_path, one):
     assert page.text.count("Summary") == 1
     links = [attrs["href"] for attrs in page.all("a")]
     assert links.count("#run-2") == 2
+    # two runs of one model are told apart by their directories
+    assert page.text.count("other") >= 3
 
 
 NASTY = (
@@ -616,7 +628,7 @@ def test_what_others_wrote_is_only_text(tmp_path):
     ],
 )
 def test_visible(given, expected):
-    assert pages.visible(given) == expected
+    assert report_text.visible(given) == expected
 
 
 @pytest.mark.parametrize(
@@ -633,8 +645,8 @@ def test_visible(given, expected):
     ],
 )
 def test_numbers_as_text(value, plain, with_sign):
-    assert pages.number(value) == plain
-    assert pages.signed(value) == with_sign
+    assert report_text.number(value) == plain
+    assert report_text.signed(value) == with_sign
 
 
 def luminance(colour: str) -> float:
@@ -869,7 +881,7 @@ def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_five_thousand_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "RESAMPLES", 1000)
+    monkeypatch.setattr(report_statistics, "RESAMPLES", 1000)
     names = [f"label{i}" for i in range(28)]
     text = [{"text": "A comment of the usual length, as people write them. " * 3}]
     folder = write_readouts(tmp_path / "run", 5000, names, docs=text, v=3000)

@@ -577,32 +577,50 @@ def test_command_names_a_place_that_cannot_be_written(directory, tmp_path):
 
 @pytest.mark.parametrize("objective", ["brier", "auroc", "rank:brier,auroc"])
 def test_the_map_shows_every_cell_at_the_best_k_and_anchors(objective):
-    pytest.importorskip("matplotlib")
-    from lm_eval_semsoft.reports.surface import tau_surface
+    from lm_eval_semsoft.reports.surface import draw_tuned
 
     record = plain(tune.record(run(objective)))
-    figure = tau_surface(record)
-    *panels, bar = figure.axes
-    assert [axes.get_title(loc="left") for axes in panels] == ["rival votes off", "rival votes on"]
-    assert [t.get_text() for t in panels[0].get_xticklabels()] == SMALL["space"]
-    assert [t.get_text() for t in panels[0].get_yticklabels()] == list(map(str, SMALL["tau"]))
-    shown = sorted(float(t.get_text()) for axes in panels for t in axes.texts)
+    figure = draw_tuned(record)
     best = record["best"]
-    expected = sorted(
-        c["value"]
-        for c in record["cells"]
-        if (c["top_k"], c["anchors"]) == (best["top_k"], best["anchors"])
-    )
-    assert shown == pytest.approx(expected, abs=0.051 if objective.startswith("rank") else 6e-4)
-    assert any("constrained" in t.get_text() for t in bar.texts)
+    place = f"anchors {best['anchors']}, K = {best['top_k']}, rival votes"
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [f"{place} off", f"{place} on"]
+    last = figure.axes[-1]
+    assert [t.get_text() for t in last.get_xticklabels()] == list(map(str, SMALL["tau"]))
+    assert [t.get_text() for t in last.get_yticklabels()] == SMALL["space"]
+    cells = [
+        c for c in record["cells"] if (c["top_k"], c["anchors"]) == (best["top_k"], best["anchors"])
+    ]
+    texts = [t for axes in figure.axes for t in axes.texts]
+    shown = sorted(float(t.get_text()) for t in texts)
+    assert shown == pytest.approx(sorted(c["value"] for c in cells), abs=6e-4)
+    assert sum(t.get_weight() == "bold" for t in texts) == sum(c["alike"] for c in cells)
+    ((index, frame),) = [
+        (i, p) for i, axes in enumerate(figure.axes) for p in axes.patches if p.get_zorder() == 4
+    ]
+    column, row = (math.floor(x) for x in frame.get_xy())
+    framed = SMALL["space"][row], SMALL["tau"][column], ("off", "on")[index]
+    assert framed == (best["space"], best["tau"], best["rival_votes"])
+    constrained = f"Constrained softmax: {record['constrained']['value']:.3f}"
+    assert constrained in figure.get_supxlabel()
     figure.canvas.draw()
 
 
+def test_the_map_marks_the_default_too():
+    from lm_eval_semsoft.reports.surface import draw_tuned
+
+    record = plain(tune.record(run()))
+    other = next(c for c in record["cells"] if c["top_k"] != record["best"]["top_k"])
+    figure = draw_tuned({**record, "default": other})
+    frames = [p for axes in figure.axes for p in axes.patches if p.get_zorder() == 4]
+    assert {p.get_linestyle() for p in frames} == {"-", ":"}
+    assert len(figure.axes) == 3
+    assert "dotted: the package's default" in figure.get_supxlabel()
+
+
 def test_the_map_of_one_cell():
-    pytest.importorskip("matplotlib")
-    from lm_eval_semsoft.reports.surface import tau_surface
+    from lm_eval_semsoft.reports.surface import draw_tuned
 
     record = plain(tune.record(run(grid={"space": ["raw"], "tau": [0.1], "top_k": [7]})))
     record["cells"] = record["cells"][:1]
     record["cells"][0]["value"] = None
-    tau_surface(record).canvas.draw()
+    draw_tuned(record).canvas.draw()
