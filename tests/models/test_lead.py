@@ -87,9 +87,7 @@ def test_a_trailing_line_break_changes_nothing_but_a_constant(
         if n_lead < 1 or whole[: len(before) + n_lead] != lm.tok_encode(context):
             pytest.skip("this tokenizer merges the line break with what follows")
         logp = next_logprobs(tiny, whole[: len(before) + n_lead])
-        np.testing.assert_allclose(
-            readout.topk_logprobs[:20], np.sort(logp)[::-1][:20], atol=1e-4
-        )
+        np.testing.assert_allclose(readout.topk_logprobs[:20], np.sort(logp)[::-1][:20], atol=1e-4)
         total = sum(math.exp(score.constrained - readout.lead_logprob) for score in scores)
         assert total == pytest.approx(np.exp(readout.label_logprobs.astype(float)).sum(), rel=1e-5)
         assert any(score[0] > score.constrained + 1e-6 for score in scores)  # somebody voted
