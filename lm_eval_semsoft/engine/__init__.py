@@ -2,5 +2,6 @@
 
 `plan` decides which tokens to run together, `forward` runs them, `readout` is the record of an
 answer position, `labels` knows how a label set is spelled, `embeddings` finds the output
-embeddings. This package knows transformers and `core`, and nothing of lm_eval.
+embeddings, `store` keeps readouts on disk and `recorder` reads through it. This package knows
+transformers and `core`, and nothing of lm_eval.
 """

@@ -53,7 +53,7 @@ def single_token_variants(label: str, encode: Encode) -> tuple[int, ...]:
 
 def token_texts(tokenizer: Any, vocabulary: int) -> list[str]:
     """The text of every token id below `vocabulary`; "" where the tokenizer knows none."""
-    known = len(tokenizer)
+    known = max(tokenizer.get_vocab().values(), default=-1) + 1  # ids may have holes
     texts = tokenizer.batch_decode([[i] for i in range(min(known, vocabulary))])
     return [*texts, *[""] * (vocabulary - len(texts))]
 

@@ -30,7 +30,8 @@ from lm_eval_semsoft.engine.forward import Engine, NaNLogits
 from lm_eval_semsoft.engine.labels import token_texts
 from lm_eval_semsoft.engine.plan import Prompt, Tokens
 from lm_eval_semsoft.engine.readout import DEFAULT_TOP_K, Readout
-from lm_eval_semsoft.engine.store import Recorder, Store, folder_of
+from lm_eval_semsoft.engine.recorder import Recorder
+from lm_eval_semsoft.engine.store import Store, folder_of
 from lm_eval_semsoft.logs import join_harness_log
 
 from . import demo

@@ -29,12 +29,12 @@ from lm_eval_semsoft.engine import store as store_module
 from lm_eval_semsoft.engine.forward import NaNLogits
 from lm_eval_semsoft.engine.plan import Prompt
 from lm_eval_semsoft.engine.readout import Readout
+from lm_eval_semsoft.engine.recorder import Recorder
 from lm_eval_semsoft.engine.store import (
     DOCUMENTS,
     READOUTS,
     ForeignReadouts,
     Manifest,
-    Recorder,
     Store,
     StoredDocument,
     folder_of,
