@@ -209,7 +209,8 @@ def ask(lm: SemsoftHF, question: str, labels: Sequence[str], delimiter: str = " 
     }
     # A prompt that is too long is cut to what leaves room for the label: here for the longest one.
     context = min((part.prompt.tokens for part in job.parts), key=len)
-    prompt = Prompt(context, tuple(tokens[continuation] for continuation in continuations))
+    spelled = tuple(tokens[continuation] for continuation in continuations)
+    prompt = Prompt(context, spelled, job.parts[0].prompt.lead)
     [(_, readout)] = lm.engine.read([prompt], 1, max(DEFAULT_TOP_K, lm.scoring.top_k))
     return Read(readout, None if job.votes is None else job.votes.kernel)
 
