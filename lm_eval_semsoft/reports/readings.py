@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -27,6 +28,18 @@ logger = logging.getLogger(__name__)
 _COSINES_KEPT = 8  # matrices [V, L] in memory at once
 
 
+class _Kernels:
+    """What was computed from one model's output embeddings."""
+
+    def __init__(self) -> None:
+        self.cosines: dict[tuple[LabelSet, str, str], NDArray[np.float32]] = {}
+        self.spaces: dict[str, Space] = {}
+
+
+# Directories of one model (evaluated and development documents, say) share them.
+_KERNELS: WeakValueDictionary[str, _Kernels] = WeakValueDictionary()
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """One readouts directory: what is known of its model.
@@ -38,8 +51,7 @@ class Source:
 
     folder: Path
     manifest: dict[str, Any]
-    _cosines: dict[tuple[LabelSet, str, str], NDArray[np.float32]] = field(default_factory=dict)
-    _spaces: dict[str, Space] = field(default_factory=dict)
+    _kernels: _Kernels = field(default_factory=_Kernels)
 
     @classmethod
     def open(cls, folder: str | Path) -> Source:
@@ -52,7 +64,8 @@ class Source:
         manifest = store.Manifest.read(path)
         if not isinstance(manifest.about.get("top_k"), int):
             raise store.ForeignReadouts(f"{path / store.MANIFEST} does not tell K.")
-        return cls(path, vars(manifest))
+        kernels = _KERNELS.setdefault(manifest.fingerprint, _Kernels())
+        return cls(path, vars(manifest), kernels)
 
     @property
     def model(self) -> str:
@@ -77,19 +90,20 @@ class Source:
 
     def forget(self) -> None:
         """Give the memory of cosines and spaces back."""
-        self._cosines.clear()
-        self._spaces.clear()
+        self._kernels.cosines.clear()
+        self._kernels.spaces.clear()
 
     def cosines(self, labels: LabelSet, space: str, anchors: str) -> NDArray[np.float32]:
         """cos(v, l), [V, L], as `core.semantic_softmax.label_cosines`; the latest are kept."""
-        key = (labels, space, anchors)
-        if key not in self._cosines:
-            if space not in self._spaces:
-                self._spaces[space] = fit_space(self._matrix, space)
-            while len(self._cosines) >= _COSINES_KEPT:
-                self._cosines.pop(next(iter(self._cosines)))
-            self._cosines[key] = label_cosines(self._matrix, self._spaces[space], labels, anchors)
-        return self._cosines[key]
+        matrix = self._matrix  # must be here, even if another directory's has served
+        key, kept, spaces = (labels, space, anchors), self._kernels.cosines, self._kernels.spaces
+        if key not in kept:
+            if space not in spaces:
+                spaces[space] = fit_space(matrix, space)
+            while len(kept) >= _COSINES_KEPT:
+                kept.pop(next(iter(kept)))
+            kept[key] = label_cosines(matrix, spaces[space], labels, anchors)
+        return kept[key]
 
 
 @dataclass(frozen=True, eq=False)
