@@ -151,7 +151,7 @@ def replicates(
             statistic = _bind(fn, arrays)
         except UndefinedMetricError:
             return np.full(n, np.nan)
-        return np.array([_number_at(statistic, c) for c in resamples(documents, n, seed)])
+        return np.array([number_at(statistic, c) for c in resamples(documents, n, seed)])
 
 
 def stderr(fn: Callable[..., Any], *arrays: ArrayLike, n: int = 1000, seed: int = 0) -> float:
@@ -270,7 +270,8 @@ def _bind(fn: Callable[..., Any], arrays: tuple[ArrayLike, ...]) -> Statistic[An
     return Statistic(len(rows), at)
 
 
-def _number_at(statistic: Statistic[Any], counts: Counts) -> float:
+def number_at(statistic: Statistic[Any], counts: Counts) -> float:
+    """A metric's value when documents count so often; NaN where there is none. No warnings."""
     try:
         result = statistic.at(counts)
     except UndefinedMetricError:
@@ -324,7 +325,7 @@ def _is_undefined(fn: Callable[..., Any], arrays: tuple[ArrayLike, ...]) -> bool
         return True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return math.isnan(_number_at(statistic, np.ones(statistic.n, dtype=np.int64)))
+        return math.isnan(number_at(statistic, np.ones(statistic.n, dtype=np.int64)))
 
 
 def _shared_length(arrays: tuple[ArrayLike, ...]) -> int:

@@ -125,15 +125,16 @@ class SemsoftHF(HFLM):
         self.scorer = Scorer(
             self.scoring, lambda: output_embeddings(self.model), self._encode_label, kernel
         )
-        self.fingerprint = combine({**self._settings(), "weights": model_fingerprint(self.model)})
+        weights = model_fingerprint(self.model)
+        self.fingerprint = combine({**self._settings(), "weights": weights})
         self._introduced = False
-        self.store = None if folder is None else self._open_store(folder)
+        self.store = None if folder is None else self._open_store(folder, weights)
         self._reader = self.engine if self.store is None else Recorder(self.engine, self.store)
 
-    def _open_store(self, folder: Path) -> Store:
+    def _open_store(self, folder: Path, weights: str) -> Store:
         top_k = min(max(DEFAULT_TOP_K, self.scoring.top_k), self._vocabulary())
         depends_on = {
-            "weights": model_fingerprint(self.model),
+            "weights": weights,
             "dtype": [str(self.model.dtype), str(self.mixed_precision_dtype)],
             "config": _portable(self.model.config.to_dict()),
             "top_k": top_k,

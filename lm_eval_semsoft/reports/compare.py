@@ -36,7 +36,7 @@ from lm_eval_semsoft.core.semantic_softmax import Scoring
 
 from . import methods, rescore, scores
 from .methods import Answers
-from .readings import Readings
+from .readings import Readings, take
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -386,21 +386,6 @@ def usable_dev(readings: Readings, dev: Readings) -> tuple[Readings, int]:
     return replace(take(dev, fresh), source=readings.source), dev.n - len(fresh)
 
 
-def take(readings: Readings, rows: Sequence[int]) -> Readings:
-    """Some of the documents, in this order."""
-    if list(rows) == list(range(readings.n)):
-        return readings
-    places = np.asarray(rows, dtype=np.int64)
-    arrays = ("target", "topk_ids", "topk_logprobs", "label_logprobs", "entropy")
-    tuples = ("keys", "docs", "prompts")
-    chosen: dict[str, Any] = {}
-    for name in (*arrays, *tuples):
-        own = getattr(readings, name)
-        if own is not None and len(own):
-            chosen[name] = own[places] if name in arrays else tuple(own[i] for i in places)
-    return replace(readings, **chosen)
-
-
 def texts_of(readings: Readings) -> list[str]:
     """What each document's fields say, without its key, its labels and where it is from."""
     prompts = _prompts(readings)
@@ -656,19 +641,11 @@ def _replicates(
         for i, own in enumerate(statistics):
             for j, measure in enumerate(MEASURES):
                 if b <= enough[j] and measure.key in own:
-                    out[i, j, b] = _number_at(own[measure.key], counts)
+                    out[i, j, b] = bootstrap.number_at(own[measure.key], counts)
         if b % _STEP == 0 and b:
             progress(_STEP, name)
     progress(resamples % _STEP, name)
     return out
-
-
-def _number_at(statistic: Statistic[Any], counts: Counts) -> float:
-    try:
-        result = statistic.at(counts)
-    except UndefinedMetricError:
-        return math.nan
-    return float(getattr(result, "value", result))
 
 
 def _figure(measure: Measure, own: Floats, reference: Floats | None) -> Figure:

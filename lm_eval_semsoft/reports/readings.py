@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,21 @@ class Readings:
                 "with --samples."
             )
         return self.target
+
+
+def take(readings: Readings, rows: Sequence[int]) -> Readings:
+    """Some of the documents, in this order."""
+    if list(rows) == list(range(readings.n)):
+        return readings
+    places = np.asarray(rows, dtype=np.int64)
+    arrays = ("target", "topk_ids", "topk_logprobs", "label_logprobs", "entropy")
+    tuples = ("keys", "docs", "prompts")
+    chosen: dict[str, Any] = {}
+    for name in (*arrays, *tuples):
+        own = getattr(readings, name)
+        if own is not None and len(own):
+            chosen[name] = own[places] if name in arrays else tuple(own[i] for i in places)
+    return replace(readings, **chosen)
 
 
 def load_all(folder: str | Path, samples: Mapping[int, int] | None = None) -> list[Readings]:

@@ -29,7 +29,7 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from lm_eval_semsoft.core import bootstrap, calibration, classification
-from lm_eval_semsoft.core.bootstrap import Counts, Interval, Paired, Statistic, UndefinedMetricError
+from lm_eval_semsoft.core.bootstrap import Counts, Interval, Paired, UndefinedMetricError
 from lm_eval_semsoft.core.corrections import prior_correction
 from lm_eval_semsoft.core.errors import check_choice
 from lm_eval_semsoft.core.semantic_softmax import (
@@ -42,7 +42,7 @@ from lm_eval_semsoft.core.semantic_softmax import (
 )
 
 from . import scores
-from .readings import Readings
+from .readings import Readings, take
 
 Floats = NDArray[np.float64]
 Tau = float | str
@@ -448,17 +448,17 @@ def tune(
     metrics: dict[Scoring, dict[str, float]] = {}
     table = np.full((len(rows), len(draws), len(objective.metrics)), np.nan)
 
-    def take(scoring: Scoring, log_s: Floats) -> None:
+    def judge(scoring: Scoring, log_s: Floats) -> None:
         measured = _Measured(prior_correction(log_s) if prior else log_s, target)
         metrics[scoring] = {name: measured.at(name, draws[:1])[0] for name in MEASURES}
         for i, name in enumerate(objective.metrics):
             table[place[scoring], :, i] = measured.at(name, draws)
         progress(len(metrics), len(rows))
 
-    take(CONSTRAINED, readings.label_logprobs.astype(np.float64))
+    judge(CONSTRAINED, readings.label_logprobs.astype(np.float64))
     _check_objective(objective, metrics[CONSTRAINED], readings)
     for scoring, log_s in many_log_scores(readings, rows[1:]):
-        take(scoring, log_s)
+        judge(scoring, log_s)
 
     values = np.stack([objective.values(draw) for draw in table.swapaxes(0, 1)], axis=1)
     losses = np.stack([objective.losses(draw) for draw in values.T], axis=1)
@@ -498,17 +498,7 @@ def subset(readings: Readings, limit: int, seed: int = 0) -> Readings:
     if limit >= readings.n:
         return readings
     chosen = np.sort(np.random.default_rng(seed).permutation(readings.n)[:limit])
-
-    def rows(values: Any) -> Any:
-        if values is None or not len(values):
-            return values
-        return values[chosen] if hasattr(values, "dtype") else tuple(values[i] for i in chosen)
-
-    per_document = (
-        "keys", "docs", "target", "topk_ids", "topk_logprobs", "label_logprobs", "entropy",
-        "prompts",
-    )  # fmt: skip
-    return replace(readings, **{name: rows(getattr(readings, name)) for name in per_document})
+    return take(readings, chosen.tolist())
 
 
 def default_of(readings: Readings) -> Scoring:
@@ -574,7 +564,7 @@ class _Measured:
             statistic = vars(MEASURES[metric].fn)["prepare"](*self.arrays(metric))
         except UndefinedMetricError:
             return [math.nan] * len(draws)
-        return [_value(statistic, counts) for counts in draws]
+        return [bootstrap.number_at(statistic, counts) for counts in draws]
 
     def interval(self, metric: str, seed: int) -> Interval:
         fn = MEASURES[metric].fn
@@ -593,14 +583,6 @@ class _Measured:
             )
             for name in metrics
         }
-
-
-def _value(statistic: Statistic[Any], counts: Counts) -> float:
-    try:
-        result = statistic.at(counts)
-    except UndefinedMetricError:
-        return math.nan
-    return float(getattr(result, "value", result))
 
 
 def _cell(scoring: Scoring, metrics: Mapping[str, float], values: Floats, best: Floats) -> Cell:
