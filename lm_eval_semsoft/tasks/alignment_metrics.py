@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from scipy.special import entr
 
-from lm_eval_semsoft.core import alignment, bootstrap
+from lm_eval_semsoft.core import alignment, bootstrap, soft_labels
 from lm_eval_semsoft.tasks import metrics
 from lm_eval_semsoft.tasks.metrics import DocRecord, DocValue, Floats, Payload
 
@@ -102,11 +102,12 @@ def _calibration(key: str, doc: Mapping[str, Any], results: Sequence[Any]) -> di
 def _people(key: str, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Payload]:
     people = round(float(doc["human_entropy"]), DIGITS)
     found = doubts(results)
-    shares = np.asarray(doc["human_shares"], dtype=np.float64)
-    most = int(shares.argmax()) if len(shares) else -1
-    # People's own calibration: what most of them say is their prediction, its share their
-    # confidence.
-    own = (float(shares[most]), float(most in doc["labels"])) if len(shares) else (math.nan,) * 2
+    own = (math.nan, math.nan)
+    if doc["human_shares"]:
+        right = np.zeros((1, len(results)), dtype=np.bool_)
+        right[0, list(doc["labels"])] = True
+        confidence, correct = soft_labels.crowd([doc["human_shares"]], right)
+        own = (float(confidence[0]), float(correct[0]))
     return {
         "human_accuracy": DocValue(float(doc["human_accuracy"]), key),
         "human_ece": DocRecord(own, key),
@@ -140,11 +141,11 @@ def spearman_stderr(items: Sequence[Payload]) -> float:
 
 
 def _pairs(items: Sequence[Payload]) -> tuple[Floats, Floats]:
-    ordered = sorted(items, key=lambda item: item.doc)
-    pairs = np.array([tuple(item) for item in ordered], dtype=np.float64).reshape(-1, 2)  # type: ignore[arg-type]
+    records = sorted((i for i in items if isinstance(i, DocRecord)), key=lambda item: item.doc)
+    pairs = np.array([tuple(item) for item in records], dtype=np.float64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]
 
 
 def constant(items: Sequence[Payload]) -> float:
     """Aggregation: a number that all documents of a run share, such as a count."""
-    return max((float(item) for item in items), default=math.nan)  # type: ignore[arg-type]
+    return max((float(i) for i in items if isinstance(i, DocValue)), default=math.nan)

@@ -21,6 +21,7 @@ class InstructedTask(ConfigurableTask):
     """
 
     instruction: ClassVar[str] = ""
+    is_chat = False  # is the prompt that is being built one of a chat template
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         # The harness hands over the whole YAML, and its own class knows no "class".
@@ -37,6 +38,7 @@ class InstructedTask(ConfigurableTask):
         gen_prefix: str | None = None,
     ) -> str | list[str]:
         """The prompt of a document, as the harness builds it."""
+        self.is_chat = apply_chat_template
         if apply_chat_template and system_instruction is None:
             system_instruction = self.instruction
         return super().fewshot_context(
