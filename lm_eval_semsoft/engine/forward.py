@@ -186,7 +186,7 @@ def _packed(layout: Layout) -> Iterator[None]:
 
 
 @contextmanager
-def _answers_only(
+def answers_only(
     head: Any, width: int, rows: Sequence[int], columns: Sequence[int]
 ) -> Iterator[None]:
     """Let only hidden states [rows, columns] reach the head, and let it work in fp32.
@@ -375,7 +375,7 @@ class Engine:
             return {}
         tokens = prompts[group.members[0]].tokens[: group.prefix]
         layout = _layout_of([Prompt(tokens, ((0,),))], 0, {}, self.device, record=True)
-        with _packed(layout), _answers_only(self.head, len(tokens), [], []):
+        with _packed(layout), answers_only(self.head, len(tokens), [], []):
             self._forward(tokens, layout)
         return layout.prefix
 
@@ -388,7 +388,7 @@ class Engine:
             own = len(p.tokens) - n_prefix
             answers += range(start + own - 1, start + own + p.trie.n_extra)
             start += own + p.trie.n_extra
-        with _packed(layout), _answers_only(self.head, len(row), [0] * len(answers), answers):
+        with _packed(layout), answers_only(self.head, len(row), [0] * len(answers), answers):
             return self._forward(row, layout)
 
     def _forward(self, row: Sequence[int], layout: Layout) -> torch.Tensor:
@@ -414,7 +414,7 @@ class Engine:
             order += here
             ids = [[*r, *[0] * (width - len(r))] for r in own]
             at, columns = [places[i][0] - start for i in here], [places[i][1] for i in here]
-            with _answers_only(self.head, width, at, columns):
+            with answers_only(self.head, width, at, columns):
                 given = torch.tensor(ids, device=self.device)
                 parts.append(self.model(input_ids=given, use_cache=False).logits[0])
         back = torch.tensor(order, device=parts[0].device).argsort()
