@@ -417,7 +417,7 @@ def _assemble(
         labels=read[0].labels if shared else tuple(f"choice {i + 1}" for i in range(width)),
         label_set=_label_set(source.manifest["label_sets"][shared]) if shared else None,
         why_identity=source.manifest["tasks"].get(task, {}).get("why_identity"),
-        keys=_keys(read, docs),
+        keys=keys_of(read, docs),
         docs=docs,
         target=_targets(read, docs, width, samples),
         topk_ids=rows.gather("topk_ids", first),
@@ -464,7 +464,7 @@ def _label_set(record: Mapping[str, Any]) -> LabelSet:
     )
 
 
-def _keys(documents: Sequence[StoredDocument], docs: Sequence[object]) -> tuple[str, ...]:
+def keys_of(documents: Sequence[StoredDocument], docs: Sequence[object]) -> tuple[str, ...]:
     seen: dict[str, int] = {}
     keys = []
     for document, doc in zip(documents, docs, strict=True):
