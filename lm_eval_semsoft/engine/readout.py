@@ -40,6 +40,8 @@ class Readout:
         lead_logprob: log-probability of the tokens that all labels begin with, which stand between
             the prompt and the answer position; 0 where there are none. The label log-probabilities
             are those after it.
+        hidden: [layers, d] float16, the residual stream after every block at the answer position;
+            None unless the run captures it (`engine.capture`).
     """
 
     topk_ids: NDArray[np.int32]
@@ -51,6 +53,7 @@ class Readout:
     nucleus_sizes: NDArray[np.int32]
     nucleus_entropies: NDArray[np.float32]
     lead_logprob: float = 0.0
+    hidden: NDArray[np.float16] | None = None
 
     @property
     def argmax(self) -> int:
@@ -66,15 +69,21 @@ class Readout:
         return cls(**{name: _unpack(value) for name, value in record.items()})
 
 
-def _pack(value: float | NDArray[Any]) -> float | list[str]:
+_Packed = float | list[Any] | None
+
+
+def _pack(value: float | NDArray[Any] | None) -> _Packed:
     if isinstance(value, np.ndarray):
-        return [value.dtype.str, base64.b64encode(value.tobytes()).decode("ascii")]
+        data = base64.b64encode(value.tobytes()).decode("ascii")
+        return [value.dtype.str, data, *value.shape]
     return value
 
 
-def _unpack(value: float | list[str]) -> Any:
+def _unpack(value: _Packed) -> Any:
     if isinstance(value, list):
-        return np.frombuffer(base64.b64decode(value[1]), dtype=np.dtype(value[0]))
+        kind, data, *shape = value
+        flat = np.frombuffer(base64.b64decode(data), dtype=np.dtype(kind))
+        return flat.reshape(shape) if shape else flat  # older caches have no shape
     return value
 
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from lm_eval_semsoft.core.semantic_softmax import LabelSet, Scoring, Space, fit_space, label_cosines
 from lm_eval_semsoft.engine import store
-from lm_eval_semsoft.engine.store import StoredDocument
+from lm_eval_semsoft.engine.parts import fingerprint_of, fixed_column, parts, ragged_column
+from lm_eval_semsoft.engine.records import StoredDocument, text_key
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +227,7 @@ def load_all(folder: str | Path, samples: Mapping[int, int] | None = None) -> li
 
 def _conditional(documents: Sequence[StoredDocument]) -> list[StoredDocument]:
     """Without the empty prompts that `acc_mutual_info` adds to a document's own."""
-    empty = store.text_key("")
+    empty = text_key("")
     own = {(d.task, d.doc_id) for d in documents if d.context != empty}
     return [d for d in documents if d.context != empty or (d.task, d.doc_id) not in own]
 
@@ -276,7 +277,7 @@ class _Rows:
     def __init__(self, source: Source) -> None:
         self.columns: list[dict[str, Any]] = []
         self.place: dict[bytes, tuple[int, int]] = {}
-        for path in store.parts(source.folder, store.READOUTS):
+        for path in parts(source.folder, store.READOUTS):
             try:
                 table = store.read_readouts(path, source.manifest["about"]["top_k"])
             except FileNotFoundError:  # a run has set it aside just now
@@ -284,7 +285,7 @@ class _Rows:
             except (OSError, store.ForeignReadouts) as problem:
                 logger.warning("%s: left out; run the evaluation again on this directory.", problem)
                 continue
-            if store.fingerprint_of(table) != source.manifest["fingerprint"]:
+            if fingerprint_of(table) != source.manifest["fingerprint"]:
                 logger.warning("%s is from another model: left out.", path)
                 continue
             self._add(table)
@@ -294,9 +295,9 @@ class _Rows:
             self.place.setdefault(key, (len(self.columns), row))
         self.columns.append(
             {
-                "topk_ids": store.fixed_column(table, "topk_ids"),
-                "topk_logprobs": store.fixed_column(table, "topk_logprobs"),
-                "label_logprobs": store.ragged_column(table, "label_logprobs"),
+                "topk_ids": fixed_column(table, "topk_ids"),
+                "topk_logprobs": fixed_column(table, "topk_logprobs"),
+                "label_logprobs": ragged_column(table, "label_logprobs"),
                 "entropy": table["entropy"].to_numpy(),
                 "lead_logprob": table["lead_logprob"].to_numpy(),
             }

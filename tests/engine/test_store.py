@@ -27,23 +27,19 @@ from safetensors.torch import save_file
 
 from lm_eval_semsoft.engine import store as store_module
 from lm_eval_semsoft.engine.forward import NaNLogits
+from lm_eval_semsoft.engine.manifest import Manifest, folder_of
+from lm_eval_semsoft.engine.parts import ForeignReadouts, parquet_bytes, parts
 from lm_eval_semsoft.engine.plan import Prompt
 from lm_eval_semsoft.engine.readout import Readout
 from lm_eval_semsoft.engine.recorder import Recorder
+from lm_eval_semsoft.engine.records import StoredDocument, prompt_key, table_of_readouts, text_key
 from lm_eval_semsoft.engine.store import (
     DOCUMENTS,
     READOUTS,
-    ForeignReadouts,
-    Manifest,
     Store,
-    StoredDocument,
-    folder_of,
-    parts,
-    prompt_key,
     read_documents,
     read_embeddings,
     read_vocabulary,
-    text_key,
 )
 
 K = 20
@@ -277,12 +273,12 @@ def foreign_table(data: bytes) -> bytes:
 
 def other_fingerprint(data: bytes) -> bytes:
     table = pq.read_table(pa.BufferReader(data)).replace_schema_metadata({"fingerprint": "beef"})
-    return store_module._parquet(table)
+    return parquet_bytes(table)
 
 
 def other_k(data: bytes) -> bytes:
-    table = store_module._table_of([(key(1), readout(1, k=K + 1))], K + 1)
-    return store_module._parquet(table.replace_schema_metadata({"fingerprint": "f00d"}))
+    table = table_of_readouts([(key(1), readout(1, k=K + 1))], K + 1)
+    return parquet_bytes(table.replace_schema_metadata({"fingerprint": "f00d"}))
 
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
