@@ -39,6 +39,7 @@ from lm_eval_semsoft.engine.store import (
     Store,
     read_documents,
     read_embeddings,
+    read_readouts,
     read_vocabulary,
 )
 
@@ -334,9 +335,9 @@ def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
     for _ in range(400):
         part.write_bytes(flipped(data, rng))
         with pytest.raises(ForeignReadouts, match="truncated or corrupt"):
-            store_module.read_readouts(part, K)
+            read_readouts(part, K)
     part.write_bytes(data)
-    assert len(store_module.read_readouts(part, K)) == 5
+    assert len(read_readouts(part, K)) == 5
 
 
 def test_parts_of_the_first_version_are_read(tmp_path: Path) -> None:
@@ -954,3 +955,52 @@ def test_processes_may_write_to_one_directory(tmp_path: Path) -> None:
     assert {(d.task, d.doc_id) for d in read_documents(folder)} == expected
     assert not (folder / "set_aside").exists()
     assert not list(folder.rglob("*.tmp"))
+
+
+# --------------------------------------------------------------------------------------------
+# captured activations
+# --------------------------------------------------------------------------------------------
+
+SHAPE = (3, 8)
+
+
+def with_hidden(seed: int) -> Readout:
+    values = np.random.default_rng(seed).normal(size=SHAPE).astype(np.float16)
+    return replace(readout(seed), hidden=values)
+
+
+def test_activations_come_back_bit_for_bit(tmp_path: Path) -> None:
+    store = open_store(tmp_path, hidden=SHAPE)
+    given = {key(i): with_hidden(i) for i in range(5)}
+    for name, own in given.items():
+        store.add(name, own)
+    store.close()
+    back = dict(open_store(tmp_path, hidden=SHAPE).recall(given))
+    assert all(same(own, back[name]) for name, own in given.items())
+    assert Manifest.read(tmp_path).about["layers"] == list(SHAPE)
+
+
+def test_a_run_without_capture_uses_what_was_captured_but_not_the_reverse(tmp_path: Path) -> None:
+    filled(tmp_path, n=4)
+    capturing = open_store(tmp_path, hidden=SHAPE)
+    assert not dict(capturing.recall([key(i) for i in range(4)]))
+    capturing.add(key(0), with_hidden(0))
+    capturing.close()
+    found = dict(open_store(tmp_path, hidden=SHAPE).recall([key(i) for i in range(4)]))
+    assert set(found) == {key(0)}
+    assert found[key(0)].hidden is not None
+    plain = recalled(tmp_path)
+    assert set(plain) == {key(i) for i in range(4)}
+    assert all(own.hidden is None for own in plain.values())
+    assert not list((tmp_path / "set_aside").glob("*"))
+
+
+def test_parts_with_activations_are_no_larger_than_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_PART_BYTES", 2 * 2 * SHAPE[0] * SHAPE[1])
+    store = open_store(tmp_path, hidden=SHAPE)
+    for i in range(5):
+        store.add(key(i), with_hidden(i))
+    store.close()
+    assert [len(read_readouts(p, K)) for p in parts(tmp_path, READOUTS)] == [2, 2, 1]
