@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,17 +23,15 @@ from lm_eval_semsoft.cli.rescore import (
 from lm_eval_semsoft.cli.shared import fail, make_console, one_sentence
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Group
     from rich.table import Table as Grid
 
     from lm_eval_semsoft.reports.align import (
         Aligned,
         Alignments,
-        Estimate,
         PairDifference,
-        Subject,
-        TimeRule,
     )
+    from lm_eval_semsoft.reports.align_subjects import Estimate, Subject, TimeRule
 
 CALIBRATION = {"accuracy": "accuracy", "ece": "ECE", "ece_sweep": "ECE-sweep"}
 
@@ -104,17 +103,20 @@ def align(
     """Relate every measure of doubt to people's entropy, times and accuracy."""
     check_output(output)
     check_output(png)
+    if png is not None and find_spec("matplotlib") is None:
+        fail("--png needs matplotlib: install it with `pip install matplotlib`.")
     if as_json and markdown:
         fail("--json and --markdown exclude each other: give one of them.")
     with make_console(stderr=True).status("Reading …") as status:
         from lm_eval_semsoft.reports import align as reports
+        from lm_eval_semsoft.reports import align_subjects
 
         rule = _time_rule(log_times, trim_times)
-        subjects = reports.named(
+        subjects = align_subjects.named(
             [
                 s
                 for folder in directories
-                for s in reports.subjects_of(folder, task, resamples, seed)
+                for s in align_subjects.subjects_of(folder, task, resamples, seed)
             ]
         )
         found = reports.align(
@@ -138,7 +140,7 @@ def align(
 
 
 def _time_rule(log: bool, trim: str | None) -> TimeRule:
-    from lm_eval_semsoft.reports.align import TimeRule
+    from lm_eval_semsoft.reports.align_subjects import TimeRule
 
     if trim is None:
         return TimeRule(log)
@@ -180,15 +182,14 @@ def _draw(found: Alignments, path: Path) -> None:
 # ------------------------------------------------------------------ numbers
 
 
-def signed(value: float) -> str:
-    """Such as +.32 or −.05; – if it is none."""
-    if value != value:
-        return "–"
-    return f"{value:+.2f}".replace("0.", ".").replace("-", "−")
-
-
 def interval(low: float, high: float) -> str:
-    return "" if low != low else f"[{signed(low)} {signed(high)}]"
+    return "" if low != low else f"[{_signed(low)} {_signed(high)}]"
+
+
+def _signed(value: float) -> str:
+    from lm_eval_semsoft.reports.align import signed
+
+    return signed(value)
 
 
 def p_text(p: float) -> str:
@@ -218,10 +219,11 @@ def page(found: Alignments) -> Iterator[Any]:
         yield Text(task, style="bold")
         yield _calibration(tables)
         yield ""
-        yield Fitting([_grid(tables, with_interval=True), _grid(tables), _one_by_one(tables)])
+        grids = [_grid(tables, interval_after=mark) for mark in (" ", "\n", None)]
+        yield Fitting([*grids, _one_by_one(tables)])
         yield ""
     for difference in found.differences:
-        yield Fitting([_differences(difference, True), _differences(difference, False)])
+        yield Fitting([_differences(difference, mark) for mark in (" ", "\n", None)])
         yield from wilcoxon_lines(difference)
         yield ""
     for line in legend(found):
@@ -273,13 +275,13 @@ def columns_of(tables: Sequence[Aligned]) -> list[tuple[str, Aligned]]:
 def _grid(
     tables: Sequence[Aligned],
     columns: Sequence[tuple[str, Aligned]] | None = None,
-    with_interval: bool = False,
+    interval_after: str | None = None,
 ) -> Grid:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as Grid
     from rich.text import Text
 
-    from lm_eval_semsoft.reports.align_figure import rows_of
+    from lm_eval_semsoft.reports.align import rows_of
 
     chosen = columns_of(tables) if columns is None else columns
     grid = Grid(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
@@ -294,14 +296,14 @@ def _grid(
                 continue
             i, j, m = table.measures.index(name), table.targets.index(target), table.matrix
             sign = mark(m.p[i, j], table.p_holm[i, j])
-            tail = interval(m.low[i, j], m.high[i, j]) if with_interval else ""
-            style = "bold" if sign == "*" else ""
-            cells.append(Text.assemble((signed(m.r[i, j]), style), sign, (tail, "dim")))
+            value = (_signed(m.r[i, j]), "bold" if sign == "*" else "")
+            tail = _tail(m.low[i, j], m.high[i, j], interval_after)
+            cells.append(Text.assemble(value, sign, (tail, "dim")))
         grid.add_row(name, *cells)
     return grid
 
 
-def _one_by_one(tables: Sequence[Aligned]) -> RenderableType:
+def _one_by_one(tables: Sequence[Aligned]) -> Group:
     """For narrow windows: a table per target."""
     from rich.console import Group
 
@@ -317,7 +319,12 @@ def _heading(target: str, table: Aligned, several: bool) -> str:
     return "\n".join([*lines, *([table.subject.name] if several else []), f"n={n} "])
 
 
-def _differences(own: PairDifference, with_interval: bool) -> Grid:
+def _tail(low: float, high: float, after: str | None) -> str:
+    own = interval(low, high)
+    return "" if after is None or not own else f"{after}{own}"
+
+
+def _differences(own: PairDifference, interval_after: str | None) -> Grid:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as Grid
     from rich.text import Text
@@ -335,8 +342,8 @@ def _differences(own: PairDifference, with_interval: bool) -> Grid:
         cells = []
         for j in range(len(own.targets)):
             clear = d.low[i, j] > 0 or d.high[i, j] < 0
-            tail = interval(d.low[i, j], d.high[i, j]) if with_interval else ""
-            value = (signed(d.difference[i, j]), "bold" if clear else "")
+            tail = _tail(d.low[i, j], d.high[i, j], interval_after)
+            value = (_signed(d.difference[i, j]), "bold" if clear else "")
             cells.append(Text.assemble(value, "*" if clear else " ", (tail, "dim")))
         grid.add_row(name, *cells)
     return grid
@@ -348,7 +355,7 @@ def wilcoxon_lines(own: PairDifference) -> Iterator[str]:
             yield f"{target}: no Wilcoxon test of {test.n} measures."
             continue
         yield (
-            f"{target}: median difference {signed(test.median)} over {test.n} measures, Wilcoxon "
+            f"{target}: median difference {_signed(test.median)} over {test.n} measures, Wilcoxon "
             f"p {p_text(test.p)}, after Holm {p_text(p)}."
         )
 
@@ -373,14 +380,22 @@ def legend(found: Alignments) -> Iterator[str]:
             "People as one classifier: the answer most people chose, its share as confidence. "
             "± is a bootstrap standard error."
         )
-    twins = {
-        f"{name} = {same}"
-        for table in found.tables
-        for name, same in zip(table.measures, table.same_as, strict=True)
-        if name != same
-    }
-    if twins:
-        yield f"Same ranks, so the same r: {', '.join(sorted(twins))}."
+    yield from twins_line(found)
+
+
+def twins_line(found: Alignments) -> Iterator[str]:
+    """Which rows are left out because another one has the same ranks."""
+    twins = dict.fromkeys(pair for table in found.tables for pair in table.twins())
+    norms = [name for name, same in twins if name == f"{same}_norm"]
+    if norms:
+        yield (
+            f"÷ a constant changes no rank, so these are not repeated: {', '.join(norms[:4])}"
+            f"{' …' if len(norms) > 4 else ''}"
+        )
+    others = [f"{name} = {same}" for name, same in twins if name != f"{same}_norm"]
+    if others:
+        more = f" and {len(others) - 6} more (see --json)" if len(others) > 6 else ""
+        yield f"Same ranks, so one row: {', '.join(others[:6])}{more}."
 
 
 # ------------------------------------------------------------------ Markdown
@@ -403,7 +418,7 @@ def as_markdown(found: Alignments) -> str:
 
 
 def _markdown_table(target: str, tables: Sequence[Aligned]) -> Iterator[str]:
-    from lm_eval_semsoft.reports.align_figure import rows_of
+    from lm_eval_semsoft.reports.align import rows_of
 
     heads = " | ".join(f"{t.subject.name}: r | n | p | p (Holm)" for t in tables)
     yield f"| {target} | {heads} |"
@@ -415,7 +430,7 @@ def _markdown_table(target: str, tables: Sequence[Aligned]) -> Iterator[str]:
                 cells += [""] * 4
                 continue
             i, j, m = table.measures.index(name), table.targets.index(target), table.matrix
-            r = f"{signed(m.r[i, j])} {interval(m.low[i, j], m.high[i, j])}".strip()
+            r = f"{_signed(m.r[i, j])} {interval(m.low[i, j], m.high[i, j])}".strip()
             cells += [r, str(m.n[i, j]), p_text(m.p[i, j]), p_text(table.p_holm[i, j])]
         yield f"| {name} | {' | '.join(cells)} |"
 
@@ -428,7 +443,7 @@ def _markdown_differences(own: PairDifference) -> Iterator[str]:
     d = own.differences
     for i, name in enumerate(own.measures):
         cells = [
-            f"{signed(d.difference[i, j])} {interval(d.low[i, j], d.high[i, j])}".strip()
+            f"{_signed(d.difference[i, j])} {interval(d.low[i, j], d.high[i, j])}".strip()
             for j in range(len(own.targets))
         ]
         yield f"| {name} | {' | '.join(cells)} |"

@@ -9,27 +9,20 @@ targets (fields of the documents) across; pairs of subjects get the differences 
 from __future__ import annotations
 
 import difflib
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_eval_semsoft.core import alignment, calibration, soft_labels
+from lm_eval_semsoft.core import alignment
 from lm_eval_semsoft.core.alignment import AlignmentMatrix, Differences, SignedRank
-from lm_eval_semsoft.core.bootstrap import UndefinedMetricWarning, stderr
-from lm_eval_semsoft.engine import store
+from lm_eval_semsoft.core.bootstrap import UndefinedMetricWarning
 
 from . import doubt
-
-if TYPE_CHECKING:
-    from .generations import Generations
-    from .readings import Readings
+from .align_subjects import Subject, TimeRule, target_table
 
 Floats = NDArray[np.float64]
 
@@ -38,181 +31,10 @@ TARGETS = ("human_entropy", "response_time_correct", "response_time", "human_acc
 RESAMPLES = 1000
 LEVEL = 0.95
 ALPHA = 0.05  # a corrected p below this counts as a relation
-_TIME = "response_time"
 
 
 # --------------------------------------------------------------------------------------------
-# what is asked
-# --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TimeRule:
-    """What is done to response times (fields whose name begins with `response_time`).
-
-    Attributes:
-        log: take natural logarithms; times of 0 or less are dropped.
-        trim: drop times outside these, both included: in ms, or quantiles of the task's known
-            times if both are at most 1.
-    """
-
-    log: bool = False
-    trim: tuple[float, float] | None = None
-
-    def apply(self, times: Floats) -> Floats:
-        """The times, NaN where one is dropped."""
-        known = times[~np.isnan(times)]
-        kept = np.array(times)
-        if self.trim is not None and known.size:
-            low, high = self.trim
-            if high <= 1:
-                low, high = np.quantile(known, [low, high])
-            kept[(times < low) | (times > high)] = np.nan
-        if self.log:
-            kept = np.log(np.where(kept > 0, kept, np.nan))
-        return kept
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value and its bootstrap standard error."""
-
-    value: float
-    stderr: float = math.nan
-
-
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """One task of one directory: how unsure a model was, and what is known about people.
-
-    Attributes:
-        directory, name, model, task: of what; `name` tells directories apart.
-        keys: [n] the documents' ids, all different.
-        docs: [n] the documents.
-        measures: name -> float [n].
-        calibration: accuracy, ece and ece_sweep of the model (empty for free response) and, with
-            the prefix `human_`, of the crowd.
-        missing: documents of the run that have not been read yet.
-    """
-
-    directory: str
-    name: str
-    model: str
-    task: str
-    keys: tuple[str, ...]
-    docs: tuple[dict[str, Any], ...]
-    measures: Mapping[str, Floats]
-    calibration: Mapping[str, Estimate] = field(default_factory=dict)
-    missing: int = 0
-
-    @cached_property
-    def numbers(self) -> Mapping[str, Floats]:
-        """Fields of the documents that are numbers, and different from NaN at least once."""
-        names = dict.fromkeys(name for doc in self.docs for name in doc)
-        columns = {name: _column(self.docs, name) for name in names}
-        return {name: x for name, x in columns.items() if x is not None and not np.isnan(x).all()}
-
-
-def _column(docs: Sequence[Mapping[str, Any]], name: str) -> Floats | None:
-    """A field as numbers, NaN where a document has none; None if it is something else."""
-    values = [doc.get(name) for doc in docs]
-    if not all(v is None or (isinstance(v, (int, float)) and type(v) is not bool) for v in values):
-        return None
-    return np.array([math.nan if v is None else v for v in values], dtype=np.float64)
-
-
-def subjects_of(
-    folder: str | Path, task: str | None = None, resamples: int = RESAMPLES, seed: int = 0
-) -> list[Subject]:
-    """Every task of a readouts directory, or one.
-
-    Raises:
-        FileNotFoundError, engine.store.ForeignReadouts: as `readings.load_all`.
-        ValueError: nothing to read, or not this task.
-    """
-    from . import generations, readings
-
-    source = readings.Source.open(folder)
-    answers = generations.load_generations(source.folder)
-    options: list[Readings] = []
-    if not answers or store.read_documents(source.folder):
-        options = readings.load_all(source.folder)
-    names = [own.task for own in (*options, *answers)]
-    if task is not None and task not in names:
-        raise ValueError(
-            f"{folder} holds the tasks {', '.join(names)}: {task!r} is not among them."
-        )
-
-    def wanted(own: Readings | Generations) -> bool:
-        return task in (None, own.task)
-
-    return [
-        *(of_options(own, str(folder), resamples, seed) for own in options if wanted(own)),
-        *(of_answers(own, str(folder)) for own in answers if wanted(own)),
-    ]
-
-
-def of_options(readings: Readings, directory: str, resamples: int, seed: int) -> Subject:
-    return Subject(
-        directory=directory, name=readings.name, model=readings.source.model, task=readings.task,
-        keys=readings.keys, docs=readings.docs, measures=doubt.of_readings(readings),
-        calibration=calibration_of(readings, resamples, seed), missing=readings.missing,
-    )  # fmt: skip
-
-
-def of_answers(generations: Generations, directory: str) -> Subject:
-    source = generations.source
-    return Subject(
-        directory=directory, name=source.folder.resolve().name, model=source.model,
-        task=generations.task, keys=generations.keys, docs=generations.docs,
-        measures=doubt.of_generations(generations),
-    )  # fmt: skip
-
-
-def calibration_of(readings: Readings, resamples: int, seed: int) -> dict[str, Estimate]:
-    """Accuracy and calibration errors of the model and of the crowd, side by side.
-
-    The model's confidence is its largest option probability, renormalised over the options
-    (constrained softmax). Empty if the documents do not say what is right.
-    """
-    if readings.target is None:
-        return {}
-    logs = readings.label_logprobs.astype(np.float64)
-    p = np.exp(logs - np.logaddexp.reduce(logs, axis=1, keepdims=True))
-    right = readings.target[np.arange(readings.n), p.argmax(axis=1)]
-    found = _calibration("", p.max(axis=1), right, resamples, seed)
-    shares, known = _shares(readings.docs, readings.target.shape[1])
-    if known.any():
-        people = soft_labels.crowd(shares[known], readings.target[known])
-        found |= _calibration("human_", *people, resamples, seed)
-    return found
-
-
-def _calibration(
-    prefix: str, confidence: Floats, right: NDArray[np.bool_], resamples: int, seed: int
-) -> dict[str, Estimate]:
-    mean = float(right.mean())
-    found = {"accuracy": Estimate(mean, math.sqrt(mean * (1 - mean) / max(1, len(right) - 1)))}
-    for name, metric in (("ece", calibration.ece), ("ece_sweep", calibration.ece_sweep)):
-        value = metric(confidence, right)
-        error = stderr(metric, confidence, right, n=resamples, seed=seed)
-        found[name] = Estimate(float(getattr(value, "value", value)), error)
-    return {f"{prefix}{name}": own for name, own in found.items()}
-
-
-def _shares(docs: Sequence[Mapping[str, Any]], size: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """Shares of people per option [n, L], and which documents have one for each of theirs."""
-    shares, known = np.zeros((len(docs), size)), np.zeros(len(docs), dtype=np.bool_)
-    for i, doc in enumerate(docs):
-        own, options = doc.get("human_shares"), doc.get("options")
-        if isinstance(own, list) and isinstance(options, list) and 0 < len(own) == len(options):
-            known[i] = len(own) <= size and not any(x is None or math.isnan(x) for x in own)
-            shares[i, : len(own)] = own if known[i] else 0
-    return shares, known
-
-
-# --------------------------------------------------------------------------------------------
-# what comes out
+# the result
 # --------------------------------------------------------------------------------------------
 
 
@@ -242,7 +64,14 @@ class Aligned:
     @property
     def distinct(self) -> list[int]:
         """Rows whose ranks no earlier row has."""
-        return [i for i, (a, b) in enumerate(zip(self.measures, self.same_as)) if a == b]
+        return [i for i, (a, b) in enumerate(self._names()) if a == b]
+
+    def twins(self) -> list[tuple[str, str]]:
+        """Every other measure, and the first one with its ranks."""
+        return [(a, b) for a, b in self._names() if a != b]
+
+    def _names(self) -> Iterator[tuple[str, str]]:
+        return zip(self.measures, self.same_as, strict=True)
 
     def record(self) -> dict[str, Any]:
         s = self.subject
@@ -253,7 +82,7 @@ class Aligned:
             "missing": s.missing,
             "calibration": s.calibration,
             "trimmed": dict(zip(self.targets, self.trimmed, strict=True)),
-            "same_ranks": {a: b for a, b in zip(self.measures, self.same_as) if a != b},
+            "same_ranks": dict(self.twins()),
             "cells": list(
                 _cells(self.measures, self.targets, {**vars(self.matrix), "p_holm": self.p_holm})
             ),
@@ -390,16 +219,21 @@ def align(
             differences.append(_difference(a, b, rule, resamples, seed))
     return Alignments(
         tuple(tables), tuple(differences), resamples, seed, LEVEL, rule,
-        tuple([*notes, *_notes(tables)]),
+        (*notes, *_notes(tables)),
     )  # fmt: skip
 
 
-def named(subjects: Sequence[Subject]) -> list[Subject]:
-    """The same with names that tell directories apart: the whole path where the last part doesn't."""
-    paths: dict[str, set[str]] = {}
-    for s in subjects:
-        paths.setdefault(s.name, set()).add(s.directory)
-    return [replace(s, name=s.directory) if len(paths[s.name]) > 1 else s for s in subjects]
+def rows_of(tables: Sequence[Aligned]) -> tuple[str, ...]:
+    """Measures that any of the tables needs a row for."""
+    return tuple(dict.fromkeys(t.measures[i] for t in tables for i in t.distinct))
+
+
+def signed(r: float) -> str:
+    """Such as +.32 or −.05, and .00; – if it is none."""
+    if r != r:
+        return "–"
+    text = f"{r:+.2f}".replace("0.", ".").replace("-", "−")
+    return text[1:] if text[1:] == ".00" else text
 
 
 def _targets(subjects: Sequence[Subject], wanted: Sequence[str]) -> dict[int, tuple[str, ...]]:
@@ -418,23 +252,10 @@ def _targets(subjects: Sequence[Subject], wanted: Sequence[str]) -> dict[int, tu
     }
 
 
-def _target_table(
-    subject: Subject, names: Sequence[str], rule: TimeRule
-) -> tuple[Floats, list[int]]:
-    """Targets [n, T] after the rule, and how many times it dropped."""
-    columns, trimmed = [], []
-    for name in names:
-        raw = subject.numbers[name]
-        own = rule.apply(raw) if name.startswith(_TIME) else raw
-        columns.append(own)
-        trimmed.append(int((np.isnan(own) & ~np.isnan(raw)).sum()))
-    return np.stack(columns, axis=1), trimmed
-
-
 def _aligned(
     subject: Subject, names: tuple[str, ...], rule: TimeRule, resamples: int, seed: int
 ) -> Aligned:
-    targets, trimmed = _target_table(subject, names, rule)
+    targets, trimmed = target_table(subject, names, rule)
     first = doubt.without_twins(subject.measures)
     distinct = [name for name in first if first[name] == name]
     table = np.stack([subject.measures[name] for name in distinct], axis=1)
@@ -486,7 +307,7 @@ def _difference(
     here, there = (list(side) for side in zip(*rows, strict=True))
     names = tuple(name for name in base.targets if name in instruct.targets)
     _check_same(a, b, names, here, there)
-    targets, _ = _target_table(a, names, rule)
+    targets, _ = target_table(a, names, rule)
     # Twins of one model need not be twins of the other; the same two rows twice tell nothing.
     both = [
         m
@@ -495,14 +316,15 @@ def _difference(
         and not (name != same and instruct.same_as[instruct.measures.index(name)] == same)
     ]
     measures = tuple(base.measures[m] for m in both)
-    sides = [
+    base_x, instruct_x = (
         np.stack([s.measures[name][rows] for name in measures], axis=1)
-        for s, rows in ((b, there), (a, here))
-    ]
-    found = alignment.spearman_differences(
-        *sides, targets[here], level=LEVEL, n=resamples, seed=seed
+        for s, rows in ((a, here), (b, there))
     )
-    tests = tuple(_signed_rank(*sides, targets[here, j]) for j in range(len(names)))
+    y = targets[here]
+    found = alignment.spearman_differences(
+        instruct_x, base_x, y, level=LEVEL, n=resamples, seed=seed
+    )
+    tests = tuple(_signed_rank(instruct_x, base_x, y[:, j]) for j in range(len(names)))
     return PairDifference(
         base=a.name, instruct=b.name, task=a.task, measures=measures, targets=names,
         differences=found, signed_rank=tests,

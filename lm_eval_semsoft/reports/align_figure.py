@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from .align import ALPHA, Aligned, Alignments
+from .align import ALPHA, Aligned, Alignments, rows_of, signed
 from .figures import COLOURS, PNG_DPI, _readable_on, _style
 
 # Orange below 0, blue above: told apart with any colour vision, and by lightness from none.
@@ -25,7 +25,7 @@ _LEAST_SPAN = 0.3  # of the colours: small correlations shall look small
 
 CAPTION = (
     "Spearman's r of doubt with what is known of people. Bold: p < .05 after Holm's correction\n"
-    "over all cells of one task and model. Struck through: not. Hatched: no value."
+    "over all cells of one task and model; in brackets: not. Hatched: no value."
 )
 
 # Inches.
@@ -65,7 +65,7 @@ class Panel:
 
 
 def heat_map(found: Alignments) -> Figure:
-    """Every correlation of every table; cells without a corrected p below .05 are struck through."""
+    """Every correlation of every table; those without a corrected p below .05 in brackets."""
     panels = panels_of(found.tables)
     values = np.concatenate([b.r.ravel() for p in panels for b in p.blocks])
     largest = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 0.0
@@ -108,11 +108,6 @@ def panels_of(tables: Sequence[Aligned]) -> list[Panel]:
     return [Panel(rows, tuple(blocks)) for rows, blocks in panels.items()]
 
 
-def rows_of(tables: Sequence[Aligned]) -> tuple[str, ...]:
-    """Measures that any of the tables needs a row for."""
-    return tuple(dict.fromkeys(t.measures[i] for t in tables for i in t.distinct))
-
-
 def _block(task: str, tables: Sequence[Aligned], rows: Sequence[str]) -> Block:
     columns, models, heads = [], [], []
     for target in dict.fromkeys(name for t in tables for name in t.targets):
@@ -151,7 +146,7 @@ def _draw(axes: Axes, panel: Panel, block: Block, span: float, first: bool) -> N
             axes.axvline(start, color=COLOURS["ink"], lw=0.8)
         start += wide
     axes.text(
-        0, -2.35, block.task, ha="left", va="bottom", size=9.5, weight="bold", parse_math=False
+        0, -2.0, block.task, ha="left", va="bottom", size=9.5, weight="bold", parse_math=False
     )
 
 
@@ -164,13 +159,11 @@ def _cell(axes: Axes, row: int, column: int, r: float, clear: bool, span: float)
     colour = DIVERGING(0.5 + r / span / 2)
     axes.add_patch(Rectangle((column, row), 1, 1, fc=colour, ec=COLOURS["paper"], lw=1))
     ink = _readable_on(colour)
-    text = f"{r:+.2f}".replace("0.", ".").replace("-", "−")
+    text = signed(r) if clear else f"({signed(r)})"
     axes.text(
         column + 0.5, row + 0.52, text, ha="center", va="center", size=7.5, color=ink,
-        weight="bold" if clear else "normal", alpha=1 if clear else 0.75,
+        weight="bold" if clear else "normal", alpha=1 if clear else 0.7,
     )  # fmt: skip
-    if not clear:
-        axes.plot([column + 0.12, column + 0.88], [row + 0.5] * 2, color=ink, lw=0.5, alpha=0.6)
 
 
 def _lines(target: str, wide: int) -> str:
@@ -191,7 +184,7 @@ def _colour_bar(figure: Figure, span: float, width: float, height: float) -> Non
     bar = figure.colorbar(
         ScalarMappable(Normalize(-span, span), DIVERGING), cax=figure.add_axes(box)
     )
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, labelsize=7)
     bar.ax.set_title("r", size=8, loc="left")
 

@@ -79,7 +79,7 @@ def option_letters(choices: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
     A document with fewer options has the first of them.
     """
-    longest = tuple(max(choices, key=len, default=()))
+    longest = max(map(tuple, choices), key=len, default=())
     letters = all(len(own) == 1 and own.isalpha() for own in longest)
     same = all(tuple(own) == longest[: len(own)] for own in choices)
     return longest if letters and same and len(longest) > 1 else ()
