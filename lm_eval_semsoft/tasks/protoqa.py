@@ -27,22 +27,22 @@ from lm_eval_semsoft.tasks.data import (
     warn_of_typos,
 )
 
-SPLITS = ("scraped", "crowdsourced")
+SURVEYS = ("scraped", "crowdsourced")
 ORDERS = ("shuffled", "count")
 ZERO_COUNTS = ("drop", "keep")
-OPTIONS = ("split", "order", "zero_counts")
+OPTIONS = ("survey", "order", "zero_counts")
 CLUSTERS = range(2, 10)  # a question with one has no alternatives; with more, few people per option
 # The column's name in the two configurations of the hub's data set.
 HUB_CLUSTERS = ("answer-clusters", "answers-cleaned")
 
 
 def load(
-    split: str = "scraped", order: str = "shuffled", zero_counts: str = "drop", **other: Any
+    survey: str = "scraped", order: str = "shuffled", zero_counts: str = "drop", **other: Any
 ) -> datasets.DatasetDict:
     """The ``custom_dataset`` of the YAML; options come from ``--metadata``.
 
     Args:
-        split: ``scraped`` or ``crowdsourced``, the two development sets.
+        survey: ``scraped`` or ``crowdsourced``, the two development sets.
         order: of a question's options: ``shuffled`` (seeded by its id), or by ``count`` as in the
             study, where A is always the most popular answer.
         zero_counts: ``drop`` leaves questions out of which a cluster has the count 0; ``keep``
@@ -56,11 +56,11 @@ def load(
         ValueError: an option is unknown.
         DataUnavailable, BrokenData: see `lm_eval_semsoft.tasks.data.load_rows`.
     """
-    check_choice("split", split, SPLITS)
+    check_choice("survey", survey, SURVEYS)
     check_choice("order", order, ORDERS)
     check_choice("zero_counts", zero_counts, ZERO_COUNTS)
     warn_of_typos("protoqa_mc", other, OPTIONS)
-    loaded = load_rows(SPEC, split)
+    loaded = load_rows(SPEC, survey)
     dropped: Counter[str] = Counter()
     kept = []
     for row in loaded.rows:
@@ -169,7 +169,7 @@ def _is_cluster(cluster: Any) -> bool:
 
 SPEC = DatasetSpec(
     name="protoqa",
-    files={split: f"dev.{split}.jsonl" for split in SPLITS},
+    files={survey: f"dev.{survey}.jsonl" for survey in SURVEYS},
     read=read_file,
     hub=HubFiles(
         repo_id="community-datasets/proto_qa",
