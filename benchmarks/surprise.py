@@ -241,7 +241,7 @@ def evaluated(runs: Sequence[Run], resamples: int) -> Iterator[str]:
         f"`surprise+prior` as the package has it ({packaged().row.replace(' |', ',')}) minus "
         "constrained + prior, and minus the best of the other three on that measure. All after a "
         "temperature from other documents under the same prompt. [95 % percentile interval of the "
-        "difference, paired bootstrap]; + or −: better or worse in at least 97.5 % of the resamples."
+        "difference, paired bootstrap]; + or −: better or worse in 97.5 % of the resamples or more."
     )
     yield ""
     yield f"| run | measure | surprise+prior | {' | '.join(RIVALS)} | minus constrained+prior | minus the best |"  # noqa: E501
