@@ -19,7 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm_eval_semsoft.core.semantic_softmax import LabelSet, Scoring, Space, fit_space, label_cosines
+from lm_eval_semsoft.core.semantic_softmax import (
+    LabelSet,
+    Moments,
+    Scoring,
+    Space,
+    fit_space,
+    label_cosines,
+)
 from lm_eval_semsoft.engine import store
 from lm_eval_semsoft.engine.manifest import MANIFEST, Manifest
 from lm_eval_semsoft.engine.parts import (
@@ -42,6 +49,7 @@ class _Kernels:
     def __init__(self) -> None:
         self.cosines: dict[tuple[LabelSet, str, str], NDArray[np.float32]] = {}
         self.spaces: dict[str, Space] = {}
+        self.moments: Moments | None = None
 
 
 # Directories of one model (evaluated and development documents, say) share them.
@@ -100,6 +108,7 @@ class Source:
         """Give the memory of cosines and spaces back."""
         self._kernels.cosines.clear()
         self._kernels.spaces.clear()
+        self._kernels.moments = None
 
     def cosines(self, labels: LabelSet, space: str, anchors: str) -> NDArray[np.float32]:
         """cos(v, l), [V, L], as `core.semantic_softmax.label_cosines`; the latest are kept."""
@@ -107,7 +116,8 @@ class Source:
         key, kept, spaces = (labels, space, anchors), self._kernels.cosines, self._kernels.spaces
         if key not in kept:
             if space not in spaces:
-                spaces[space] = fit_space(matrix, space)
+                self._kernels.moments = self._kernels.moments or Moments(matrix)
+                spaces[space] = fit_space(matrix, space, self._kernels.moments)
             while len(kept) >= _COSINES_KEPT:
                 kept.pop(next(iter(kept)))
             kept[key] = label_cosines(matrix, spaces[space], labels, anchors)
