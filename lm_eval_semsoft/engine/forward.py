@@ -487,7 +487,7 @@ class Engine:
         able = getattr(self.model, "_can_set_attn_implementation", None)
         if able is None or not able():
             return "its attention cannot be exchanged"
-        if _rope_depends_on_length(self.model.config):
+        if rope_depends_on_length(self.model.config):
             return "its rotary embedding depends on the longest position of a call"
         prompts = _probe_prompts(self.head.weight.shape[0])
         try:
@@ -502,7 +502,7 @@ class Engine:
             return f"{type(error).__name__}: {error}"
         if (window := _hidden_window(self.model.config)) and window not in _windows_seen:
             return f"its sliding window of {window} tokens is not told to the attention function"
-        return _why_different(plain, packed, next(self.model.parameters()).dtype)
+        return why_different(plain, packed, next(self.model.parameters()).dtype)
 
 
 def limits_for(prompts: Sequence[Prompt], batch_size: int | None) -> Limits:
@@ -513,7 +513,7 @@ def limits_for(prompts: Sequence[Prompt], batch_size: int | None) -> Limits:
     return Limits(tokens=rows * longest, answers=max(rows, rows * longest // 4))
 
 
-def _why_different(plain: torch.Tensor, packed: torch.Tensor, dtype: torch.dtype) -> str | None:
+def why_different(plain: torch.Tensor, packed: torch.Tensor, dtype: torch.dtype) -> str | None:
     """None if two passes agree on the 20 most probable tokens, as far as their precision goes.
 
     In half precision another order of sums moves single log-probabilities by tenths, but their
@@ -630,16 +630,16 @@ def _probe_prompts(vocabulary: int) -> list[Prompt]:
     return [Prompt((*ids[6:10], *ids[10:13]), labels), Prompt((*ids[6:10], *ids[13:16]), labels)]
 
 
-def _text_config(config: Any) -> Any:
+def text_config(config: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _rope_depends_on_length(config: Any) -> bool:
+def rope_depends_on_length(config: Any) -> bool:
     """Does the model choose its rotary frequencies by the longest position of each call?
 
     Keys of a prefix would be turned by other frequencies than the queries that meet them later.
     """
-    given = getattr(_text_config(config), "rope_parameters", None) or {}
+    given = getattr(text_config(config), "rope_parameters", None) or {}
     each = [given, *(value for value in given.values() if isinstance(value, dict))]
     kinds = {str(rope.get("rope_type", "default")) for rope in each}
     return any("dynamic" in kind or kind == "longrope" for kind in kinds)
@@ -647,7 +647,7 @@ def _rope_depends_on_length(config: Any) -> bool:
 
 def _hidden_window(config: Any) -> int | None:
     """The sliding window that some layer of the model uses, if any."""
-    config = _text_config(config)
+    config = text_config(config)
     types = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None)
     if types:

@@ -19,42 +19,25 @@ from typing import Any
 import torch
 
 from .embeddings import output_head
-from .forward import NaNLogits, Progress, answers_only
+from .forward import (
+    NaNLogits,
+    Progress,
+    answers_only,
+    rope_depends_on_length,
+    text_config,
+    why_different,
+)
+from .plain_generate import write_plainly
 from .plan import GROUP_OVERHEAD, Group, Prompt, Tokens, group_by_prefix
 from .readout import NotFinite
 from .rows import RowCache
+from .stop import Stop
 from .token_measures import Measures, choose, trace_of
 from .trace import Decode, Trace
 
 logger = logging.getLogger(__name__)
 
 _ANY: tuple[Tokens, ...] = ((0,),)  # a label, for plans that want one
-
-
-@dataclass(frozen=True)
-class Stop:
-    """When an answer ends.
-
-    Attributes:
-        tokens: tokens that end it.
-        strings: texts that end it.
-        look_back: how many of the last tokens are searched for them.
-        decode: token lists -> their texts, special tokens included.
-    """
-
-    tokens: frozenset[int] = frozenset()
-    strings: tuple[str, ...] = ()
-    look_back: int = 0
-    decode: Callable[[list[list[int]]], list[str]] = field(default=lambda rows: [], compare=False)
-
-    def ended(self, answers: Sequence[Sequence[int]]) -> list[bool]:
-        """Which answers end with their last token."""
-        done = [answer[-1] in self.tokens for answer in answers]
-        if self.strings:
-            tails = self.decode([list(answer[-self.look_back :]) for answer in answers])
-            done = [d or any(s in t for s in self.strings)
-                    for d, t in zip(done, tails, strict=True)]  # fmt: skip
-        return done
 
 
 @dataclass
@@ -91,6 +74,7 @@ class Generator:
         self._decode = decode
         self._prefix_sharing = prefix_sharing
         self._autocast = autocast
+        self._able: bool | None = None
         self._most = sys.maxsize  # answers at once, after a lack of memory
         known = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in known
@@ -121,7 +105,17 @@ class Generator:
         Raises:
             NaNLogits: naming the prompt.
         """
-        run = _Run(prompts, self._groups(prompts), 64 if batch_size is None else max(1, batch_size))
+        batch_size = 64 if batch_size is None else max(1, batch_size)
+        if not self.able():
+            with torch.inference_mode(), self._autocast():
+                plain = write_plainly(
+                    self.model, self.device, prompts, max_tokens, stop, batch_size, measured
+                )
+                for index, tokens, measures in plain:
+                    yield index, tokens, self._trace(tokens, measures) if measured else None
+                    progress(1)
+            return
+        run = _Run(prompts, self._groups(prompts), batch_size)
         with torch.inference_mode(), self._autocast():
             while run.waiting or run.rows:
                 first, logits = self._advance(run)
@@ -129,7 +123,11 @@ class Generator:
                     continue
                 self._note(run.rows[first:], logits, measured)
                 for row in self._leave(run, first, max_tokens, stop):
-                    yield row.index, row.tokens, self._trace(row) if measured else None
+                    yield (
+                        row.index,
+                        row.tokens,
+                        self._trace(row.tokens, row.measures) if measured else None,
+                    )
                     progress(1)
 
     # -- one pass ------------------------------------------------------------------------------
@@ -223,13 +221,79 @@ class Generator:
                 run.rows.pop()
         return gone[::-1]
 
-    def _trace(self, row: _Row) -> Trace:
-        return trace_of(row.tokens, row.measures, self.head.weight.shape[0], self._decode)
+    def _trace(self, tokens: Sequence[int], measures: Sequence[Measures]) -> Trace:
+        return trace_of(tokens, measures, self._vocabulary(), self._decode)
+
+    def _vocabulary(self) -> int:
+        """V; the weights of a quantised head have another shape."""
+        return int(getattr(self.head, "out_features", None) or self.head.weight.shape[0])
 
     def _groups(self, prompts: Sequence[Tokens]) -> list[Group]:
         if not self._prefix_sharing:
             return [Group(0, tuple(range(len(prompts))))]
         return group_by_prefix([Prompt(p, _ANY) for p in prompts], GROUP_OVERHEAD)
+
+    # -- may we? -------------------------------------------------------------------------------
+
+    def able(self) -> bool:
+        """Does the model go through our loop, with the numbers of its plain passes?"""
+        if self._able is None:
+            reason = self._why_not()
+            self._able = reason is None
+            if reason:
+                logger.info(
+                    "%s generates in its own loop (slower, same answers): %s.",
+                    type(self.model).__name__,
+                    reason,
+                )
+        return self._able
+
+    def _why_not(self) -> str | None:
+        if rope_depends_on_length(self.model.config):
+            return "its rotary embedding depends on the longest position of a call"
+        if odd := odd_layers(self.model.config):
+            return f"it has layers of another kind: {', '.join(odd)}"
+        most = self._vocabulary()
+        ids = torch.randint(most, (20,), generator=torch.Generator().manual_seed(0)).tolist()
+        prompts = [tuple(ids[:9]), tuple(ids[:4] + ids[9:11]), tuple(ids[:4] + ids[11:14])]
+        try:
+            with torch.inference_mode(), self._autocast():
+                plain = torch.cat([self._plain((*p, *ids[15:17]))[-2:] for p in prompts])
+                own = self._rehearse(prompts, ids[15:17])
+        except (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError) as error:
+            return f"{type(error).__name__}: {error}"
+        plain, own = (x.log_softmax(-1, dtype=torch.float32) for x in (plain, own))
+        return why_different(plain, own, next(self.model.parameters()).dtype)
+
+    def _plain(self, tokens: Tokens) -> torch.Tensor:
+        """The logits [n, V] of a prompt by itself."""
+        n = len(tokens)
+        with answers_only(self.head, n, [0] * n, range(n)):
+            given = torch.tensor([tokens], device=self.device)
+            return self.model(input_ids=given, use_cache=False).logits[0]
+
+    def _rehearse(self, prompts: Sequence[Tokens], more: Sequence[int]) -> torch.Tensor:
+        """The logits after one and after two more tokens of three prompts.
+
+        All that the loop does: a shared prefix, rows that leave and rows that come later.
+        """
+        run = _Run(prompts, [Group(4, (0, 1, 2))], 2)
+        self._enter(run, [0, 1], 0)
+        first = self._step(run.table, [more[0]] * 2)
+        second = self._step(run.table, [more[1]] * 2)
+        run.table.drop(0)
+        self._enter(run, [2], 0)
+        # Row 0 is prompt 1, which goes on for longer than it is compared.
+        third = self._step(run.table, [more[0]] * 2)[1:]
+        fourth = self._step(run.table, [more[1]] * 2)[1:]
+        pairs = [first[0], second[0], first[1], second[1], third[0], fourth[0]]
+        return torch.stack(pairs)
+
+
+def odd_layers(config: Any) -> list[str]:
+    """Kinds of layers that keep something else than the keys and values of all tokens."""
+    kinds = set(getattr(text_config(config), "layer_types", None) or ())
+    return sorted(map(str, kinds - {"full_attention", "sliding_attention"}))
 
 
 class _Run:

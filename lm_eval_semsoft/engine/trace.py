@@ -57,9 +57,16 @@ class Trace:
         """
         begins = np.concatenate([[0], self.ends[:-1]]) if len(self) else self.ends
         inside = ((self.ends > start) | (begins >= start)) & (begins < end)
-        chosen = {f.name: getattr(self, f.name)[inside] for f in fields(self)[:-1]}
-        chosen["ends"] = (chosen["ends"].clip(start, end) - start).astype(np.int32)
-        return replace(self, **chosen)
+        chosen = self._only(inside)
+        return replace(chosen, ends=(chosen.ends.clip(start, end) - start).astype(np.int32))
+
+    def after(self, n: int) -> Trace:
+        """Without the first n tokens; the ends stay as they are."""
+        return self._only(np.arange(len(self)) >= n)
+
+    def _only(self, chosen: NDArray[np.bool_]) -> Trace:
+        arrays = {f.name: getattr(self, f.name)[chosen] for f in fields(self)[:-1]}
+        return Trace(**arrays, vocabulary=self.vocabulary)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary; `from_json` gives back equal arrays."""

@@ -26,7 +26,9 @@ from lm_eval_semsoft.core.semantic_softmax import (
 from lm_eval_semsoft.engine.labels import Encode, label_set, why_no_kernel
 from lm_eval_semsoft.engine.plan import Tokens, shared_lead
 from lm_eval_semsoft.engine.readout import Readout
+from lm_eval_semsoft.engine.trace import Trace
 
+from .generated import GeneratedText
 from .pairs import Document
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,8 @@ def dump_response(value: object) -> str:
     if isinstance(value, LabelScore):
         readout = value.readout.to_json() if value.readout else None
         return json.dumps({"label_score": [value[0], value[1], value.constrained, readout]})
+    if isinstance(value, GeneratedText):
+        return json.dumps({"generated": [value, value.trace.to_json()]})
     return json.dumps({"tuple" if isinstance(value, tuple) else "value": value})
 
 
@@ -75,6 +79,9 @@ def load_response(text: str) -> Any:
         log_score, greedy, constrained, readout = record["label_score"]
         own = Readout.from_json(readout) if readout else None
         return LabelScore(log_score, greedy, constrained, own)
+    if "generated" in record:
+        generated, trace = record["generated"]
+        return GeneratedText(generated, Trace.from_json(trace))
     return tuple(record["tuple"]) if "tuple" in record else record["value"]
 
 

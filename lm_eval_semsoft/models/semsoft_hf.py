@@ -27,6 +27,7 @@ from lm_eval_semsoft.core.semantic_softmax import (
 from lm_eval_semsoft.engine.embeddings import output_embeddings
 from lm_eval_semsoft.engine.fingerprint import combine, model_fingerprint
 from lm_eval_semsoft.engine.forward import Engine, NaNLogits
+from lm_eval_semsoft.engine.generate import Generator
 from lm_eval_semsoft.engine.labels import token_texts
 from lm_eval_semsoft.engine.plan import Prompt, Tokens
 from lm_eval_semsoft.engine.readout import DEFAULT_TOP_K, Readout
@@ -35,6 +36,7 @@ from lm_eval_semsoft.engine.store import Store, folder_of
 from lm_eval_semsoft.logs import join_harness_log
 
 from . import demo
+from .generation import generate_until
 from .label_scores import KERNELS, LabelScore, Scorer, TaskLabels, dump_response, load_response
 from .pairs import Document, PairEncoder, documents_of
 from .recording import record_of
@@ -130,6 +132,13 @@ class SemsoftHF(HFLM):
             torch.device(self.device),
             self._autocast,
             capture == "hidden",
+        )
+        self.generator = Generator(
+            self.model,
+            self.tok_decode,
+            self.prefix_sharing == "on",
+            torch.device(self.device),
+            self._autocast,
         )
         self._say_if_clipped()
         self.scorer = Scorer(
@@ -299,6 +308,18 @@ class SemsoftHF(HFLM):
         if stored is None or key not in stored:
             return None
         return TaskLabels.from_json(stored[key])
+
+    # -- generation ----------------------------------------------------------------------------
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The answer to every request, greedy ones as `GeneratedText`; see `models.generation`.
+
+        Raises:
+            ValueError: a prompt that cannot be answered, or logits that are not finite, naming the
+                document.
+        """
+        stock = super().generate_until
+        return generate_until(self, self.generator, stock, requests, disable_tqdm)
 
     # -- scoring -------------------------------------------------------------------------------
 
