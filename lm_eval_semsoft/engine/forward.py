@@ -187,7 +187,7 @@ def _packed(layout: Layout) -> Iterator[None]:
 
 
 @contextmanager
-def _answers_only(
+def answers_only(
     head: Any, width: int, rows: Sequence[int], columns: Sequence[int]
 ) -> Iterator[None]:
     """Let only hidden states [rows, columns] reach the head, and let it work in fp32.
@@ -392,7 +392,7 @@ class Engine:
             return {}
         tokens = prompts[group.members[0]].tokens[: group.prefix]
         layout = _layout_of([Prompt(tokens, ((0,),))], 0, {}, self.device, record=True)
-        with _packed(layout), _answers_only(self.head, len(tokens), [], []):
+        with _packed(layout), answers_only(self.head, len(tokens), [], []):
             self._forward(tokens, layout)
         return layout.prefix
 
@@ -409,7 +409,7 @@ class Engine:
             start += own + p.trie.n_extra
         with (
             _packed(layout),
-            _answers_only(self.head, len(row), [0] * len(answers), answers),
+            answers_only(self.head, len(row), [0] * len(answers), answers),
             self._captured(len(row), [0] * len(roots), roots) as kept,
         ):
             return Pass(self._forward(row, layout), self._stacked([kept]))
@@ -458,7 +458,7 @@ class Engine:
             at, columns = [places[i][0] - start for i in here], [places[i][1] for i in here]
             mine = [(row - start, column) for row, column in roots if start <= row < start + step]
             with (
-                _answers_only(self.head, width, at, columns),
+                answers_only(self.head, width, at, columns),
                 self._captured(width, [r for r, _ in mine], [c for _, c in mine]) as kept,
             ):
                 given = torch.tensor(ids, device=self.device)

@@ -123,7 +123,7 @@ def read_batch(logits: torch.Tensor, reads: Reads, top_k: int) -> list[Readout]:
         NotFinite: some logits are NaN, or none is above -inf.
     """
     read, argmax, columns = [], [], []
-    for rows in _slices(logits):
+    for rows in slices_of(logits):
         own, most, seen = _read_rows(logits, rows, reads, top_k)
         read.append(own)
         argmax.append(most)
@@ -152,7 +152,7 @@ def read_batch(logits: torch.Tensor, reads: Reads, top_k: int) -> list[Readout]:
     return out
 
 
-def _slices(logits: torch.Tensor) -> list[range]:
+def slices_of(logits: torch.Tensor) -> list[range]:
     """Rows of the logits that are read together: on a CPU as many as its cache holds."""
     n, v = logits.shape
     step = max(1, _CACHE // v) if logits.device.type == "cpu" else n
@@ -177,8 +177,8 @@ def _read_rows(
         top, top_ids, full = values[roots], ids[roots], logprobs[roots]
     else:
         top, top_ids, full = values, ids, logprobs
-    sizes, entropies = _nuclei(full, top)
-    columns = [top_ids.int(), top, _entropy(full), sizes, entropies]
+    sizes, entropies = nuclei(full, top)
+    columns = [top_ids.int(), top, entropy_of(full), sizes, entropies]
     return logprobs[place, token], ids[:, 0], columns
 
 
@@ -202,7 +202,7 @@ def top_k_of(logits: torch.Tensor, k: int, block: int = 16) -> tuple[torch.Tenso
     return values, ids.gather(1, places)
 
 
-def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
+def entropy_of(logprobs: torch.Tensor) -> torch.Tensor:
     entropy = -(logprobs.exp() * logprobs).sum(-1)
     if torch.isfinite(entropy).all():
         return entropy
@@ -236,9 +236,7 @@ def _first_tokens(reads: Reads) -> NDArray[np.int32]:
     return first
 
 
-def _nuclei(
-    logprobs: torch.Tensor, top_logprobs: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def nuclei(logprobs: torch.Tensor, top_logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sizes and entropies at every level: [B, 4] each.
 
     Most distributions keep 95 % of their mass in the stored tokens; of the others, no more tokens

@@ -1,24 +1,36 @@
-"""What a readouts directory holds, as rows of Parquet: documents and readouts."""
+"""What a readouts directory holds, as rows of Parquet: documents, readouts, generated answers."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from .parts import encodable, fixed_column, ragged_column
-from .plan import Prompt
+from .plan import Prompt, Tokens
 from .readout import NUCLEUS_LEVELS, Readout
+from .trace import TOP_KS, Trace
 
 _KEY = pa.binary(16)
 _FIXED = ("topk_ids", "topk_logprobs", "nucleus_sizes", "nucleus_entropies")  # fields of `Readout`
 _SINGLE = ("entropy", "lead_logprob")
 _RAGGED = ("label_logprobs", "label_greedy", "label_first")
+# Fields of `Trace`: what an entry is, and how many there are for every token.
+_TRACED: dict[str, tuple[pa.DataType, int]] = {
+    "tokens": (pa.int32(), 1),
+    "logprobs": (pa.float32(), 1),
+    "top_logprobs": (pa.float32(), 1),
+    "entropy": (pa.float32(), 1),
+    "topk_entropies": (pa.float32(), len(TOP_KS)),
+    "nucleus_sizes": (pa.int32(), len(NUCLEUS_LEVELS)),
+    "nucleus_entropies": (pa.float32(), len(NUCLEUS_LEVELS)),
+    "ends": (pa.int32(), 1),
+}
 HIDDEN = "hidden"  # the column of captured activations, in parts of runs that captured them
 
 HiddenShape = tuple[int, int]  # layers, d
@@ -34,6 +46,12 @@ def prompt_key(prompt: Prompt) -> bytes:
     flat = [*prompt.tokens, *(token for label in prompt.labels for token in label)]
     digest = hashlib.sha256(np.array([len(lengths), *lengths, *flat], dtype="<i8").tobytes())
     return digest.digest()[:16]
+
+
+def answer_key(prompt: Tokens, how: str) -> bytes:
+    """16 bytes that stand for a prompt's tokens and for how its answer is generated."""
+    tokens = np.array([len(prompt), *prompt], dtype="<i8").tobytes()
+    return hashlib.sha256(tokens + how.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 def text_key(text: str) -> bytes:
@@ -180,3 +198,53 @@ class ReadoutRows:
 def hidden_column(table: pa.Table, shape: HiddenShape) -> NDArray[np.float16]:
     """Captured activations: [rows, layers, d]."""
     return fixed_column(table, HIDDEN).reshape(-1, *shape)
+
+
+# --------------------------------------------------------------------------------------------
+# generated answers
+# --------------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """A generated text and what its tokens tell."""
+
+    text: str
+    trace: Trace
+
+
+ANSWER_SCHEMA = pa.schema(
+    {
+        "prompt": _KEY,
+        "text": pa.string(),
+        "vocabulary": pa.int32(),
+        **{name: pa.list_(kind) for name, (kind, _) in _TRACED.items()},
+    }
+)
+
+
+def table_of_answers(pending: Sequence[tuple[bytes, Answer]]) -> pa.Table:
+    """Rows of a part; what a token has several of stands one after the other."""
+    traces = [answer.trace for _, answer in pending]
+    columns: dict[str, Any] = {
+        "prompt": [key for key, _ in pending],
+        "text": [encodable(answer.text) for _, answer in pending],
+        "vocabulary": [trace.vocabulary for trace in traces],
+    }
+    for name in _TRACED:
+        own = [getattr(trace, name).ravel() for trace in traces]
+        offsets = np.cumsum([0, *map(len, own)]).astype(np.int32)
+        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(own)))
+    return pa.table(columns, schema=ANSWER_SCHEMA)
+
+
+def answers_in(table: pa.Table) -> Iterator[tuple[bytes, Answer]]:
+    """The rows of a part of answers, whose arrays do not keep the part in memory."""
+    columns = {name: ragged_column(table, name) for name in _TRACED}
+    rows = zip(*(table[name].to_pylist() for name in ("prompt", "text", "vocabulary")), strict=True)
+    for i, (key, text, vocabulary) in enumerate(rows):
+        own = {}
+        for name, (values, offsets) in columns.items():
+            flat = values[offsets[i] : offsets[i + 1]].copy()
+            width = _TRACED[name][1]
+            own[name] = flat if width == 1 else flat.reshape(-1, width)
+        yield key, Answer(text, Trace(**own, vocabulary=vocabulary))

@@ -4,6 +4,7 @@ A directory holds one model's readouts:
 
     manifest.json           what they depend on, and the label sets of the tasks
     readouts/*.parquet      append-only parts, one row per distinct prompt
+    answers/*.parquet       the same for generated answers, one row per prompt
     documents/*.parquet     which document asked which prompts
     embeddings.safetensors  the output embeddings E [V, d], so that any kernel can be built later
     vocabulary.parquet      the text of every token
@@ -49,15 +50,19 @@ from .parts import (
 )
 from .readout import Readout
 from .records import (
+    ANSWER_SCHEMA,
     DOCUMENT_SCHEMA,
     HIDDEN,
+    Answer,
     Asked,
     HiddenShape,
     ReadoutRows,
     StoredDocument,
+    answers_in,
     documents_in,
     holds_hidden,
     readout_schema,
+    table_of_answers,
     table_of_documents,
     table_of_readouts,
     text_key,
@@ -66,11 +71,14 @@ from .records import (
 logger = logging.getLogger(__name__)
 
 READOUTS = "readouts"
+ANSWERS = "answers"
 DOCUMENTS = "documents"
 SET_ASIDE = "set_aside"
 EMBEDDINGS = "embeddings.safetensors"
 VOCABULARY = "vocabulary.parquet"
 EMPTY = text_key("")
+
+_KINDS = (READOUTS, ANSWERS, DOCUMENTS)  # of parts
 
 _PART_ROWS = 1024  # rows that wait in memory for their part at most …
 _PART_BYTES = 2**26  # … or of their captured activations
@@ -112,6 +120,30 @@ def read_readouts(path: Path, top_k: int, hidden: bool = False) -> pa.Table:
         as `parts.read_part`.
     """
     return read_part(path, readout_schema(top_k), HIDDEN if hidden else None)
+
+
+def read_answers(folder: Path) -> dict[bytes, Answer]:
+    """All generated answers of a directory, by `records.answer_key`.
+
+    Raises:
+        FileNotFoundError: there are no readouts.
+        ForeignReadouts: not ours; a part that cannot be used is only named in a warning.
+    """
+    fingerprint = Manifest.read(folder).fingerprint
+    found: dict[bytes, Answer] = {}
+    for path in parts(folder, ANSWERS):
+        try:
+            table = read_part(path, ANSWER_SCHEMA)
+        except FileNotFoundError:  # a run has set it aside just now
+            continue
+        except (OSError, ForeignReadouts) as problem:
+            logger.warning("%s: left out; run the evaluation again on this directory.", problem)
+            continue
+        if fingerprint_of(table) == fingerprint:
+            found.update(answers_in(table))
+        else:
+            logger.warning("%s is from another model: left out.", path)
+    return found
 
 
 def read_embeddings(folder: Path) -> torch.Tensor:
@@ -194,6 +226,7 @@ class Store:
         self._about = {**about, **({"layers": list(hidden)} if hidden else {})}
         self._writes: deque[Callable[[], object]] = deque()  # manifest and documents, in order
         self._pending: list[tuple[bytes, Readout]] = []
+        self._answers: list[tuple[bytes, Answer]] = []
         self._tried = time.monotonic()
         self._failed = False
         self._lock = FileLock(self.folder / ".lock", timeout=_LOCK_SECONDS)
@@ -203,7 +236,7 @@ class Store:
         known = (self.folder / MANIFEST).exists()
         introduce = partial(self._update, lambda manifest: manifest.about.update(self._about))
         try:
-            for kind in (READOUTS, DOCUMENTS):
+            for kind in _KINDS:
                 (self.folder / kind).mkdir(parents=True, exist_ok=True)
             introduce()
         except OSError as error:
@@ -217,7 +250,7 @@ class Store:
 
     def _sweep(self) -> None:
         """Remove what killed runs had begun to write."""
-        for folder in (self.folder, self.folder / READOUTS, self.folder / DOCUMENTS):
+        for folder in (self.folder, *(self.folder / kind for kind in _KINDS)):
             for path in (*folder.glob(".*.tmp"), *folder.glob(".tmp*")):  # safetensors' own, too
                 with suppress(OSError):
                     if time.time() - path.stat().st_mtime > _STALE_SECONDS:
@@ -405,6 +438,22 @@ class Store:
         layers, width = self.hidden or (0, 0)
         return max(1, min(_PART_ROWS, _PART_BYTES // (2 * layers * width or 1)))
 
+    def recall_answers(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Answer]]:
+        """The generated answers that are here, each once."""
+        if not (wanted := set(keys)):
+            return
+        for table in self._good_parts(ANSWERS, ANSWER_SCHEMA):
+            for key, answer in answers_in(table):
+                if key in wanted:
+                    wanted.remove(key)
+                    yield key, answer
+
+    def add_answer(self, key: bytes, answer: Answer) -> None:
+        """Keep a generated answer; it reaches the disk with its part."""
+        self._answers.append((key, answer))
+        if len(self._answers) >= _PART_ROWS and not self._failed:
+            self.flush()
+
     def flush_if_due(self) -> None:
         """To be called after every batch."""
         if time.monotonic() - self._tried > _PART_SECONDS:
@@ -413,7 +462,7 @@ class Store:
     def flush(self) -> None:
         """Write what waits in memory, if that is possible now."""
         self._tried = time.monotonic()
-        if not (self._writes or self._pending):
+        if not (self._writes or self._pending or self._answers):
             return
         try:
             while self._writes:
@@ -423,6 +472,9 @@ class Store:
                 n = self._part_rows()
                 self._write(READOUTS, table_of_readouts(self._pending[:n], self.top_k))
                 del self._pending[:n]
+            while self._answers:
+                self._write(ANSWERS, table_of_answers(self._answers[:_PART_ROWS]))
+                del self._answers[:_PART_ROWS]
         except (OSError, ForeignReadouts) as error:  # foreign: somebody took the directory over
             self._complain(error)
         else:
@@ -448,14 +500,13 @@ class Store:
     def close(self) -> None:
         """Write the rest, and say so if that is impossible."""
         self.flush()
-        if self._pending or self._writes:
+        unwritten = len(self._pending) + len(self._answers)
+        if unwritten or self._writes:
             logger.error(
                 "readouts=%s is not complete (%s), because it cannot be written to. The scores of "
                 "this run are; run it again with space on the disk to complete the readouts.",
                 self.folder,
-                f"{len(self._pending)} readouts are missing"
-                if self._pending
-                else "its documents are not noted",
+                f"{unwritten} readouts are missing" if unwritten else "its documents are not noted",
             )
 
     # -- parts ---------------------------------------------------------------------------------

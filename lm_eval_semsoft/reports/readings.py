@@ -19,7 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm_eval_semsoft.core.semantic_softmax import LabelSet, Scoring, Space, fit_space, label_cosines
+from lm_eval_semsoft.core.semantic_softmax import (
+    LabelSet,
+    Moments,
+    Scoring,
+    Space,
+    fit_space,
+    label_cosines,
+)
 from lm_eval_semsoft.engine import store
 from lm_eval_semsoft.engine.manifest import MANIFEST, Manifest
 from lm_eval_semsoft.engine.parts import (
@@ -42,6 +49,7 @@ class _Kernels:
     def __init__(self) -> None:
         self.cosines: dict[tuple[LabelSet, str, str], NDArray[np.float32]] = {}
         self.spaces: dict[str, Space] = {}
+        self.moments: Moments | None = None
 
 
 # Directories of one model (evaluated and development documents, say) share them.
@@ -100,6 +108,7 @@ class Source:
         """Give the memory of cosines and spaces back."""
         self._kernels.cosines.clear()
         self._kernels.spaces.clear()
+        self._kernels.moments = None
 
     def cosines(self, labels: LabelSet, space: str, anchors: str) -> NDArray[np.float32]:
         """cos(v, l), [V, L], as `core.semantic_softmax.label_cosines`; the latest are kept."""
@@ -107,7 +116,8 @@ class Source:
         key, kept, spaces = (labels, space, anchors), self._kernels.cosines, self._kernels.spaces
         if key not in kept:
             if space not in spaces:
-                spaces[space] = fit_space(matrix, space)
+                self._kernels.moments = self._kernels.moments or Moments(matrix)
+                spaces[space] = fit_space(matrix, space, self._kernels.moments)
             while len(kept) >= _COSINES_KEPT:
                 kept.pop(next(iter(kept)))
             kept[key] = label_cosines(matrix, spaces[space], labels, anchors)
@@ -417,7 +427,7 @@ def _assemble(
         labels=read[0].labels if shared else tuple(f"choice {i + 1}" for i in range(width)),
         label_set=_label_set(source.manifest["label_sets"][shared]) if shared else None,
         why_identity=source.manifest["tasks"].get(task, {}).get("why_identity"),
-        keys=_keys(read, docs),
+        keys=keys_of(read, docs),
         docs=docs,
         target=_targets(read, docs, width, samples),
         topk_ids=rows.gather("topk_ids", first),
@@ -464,7 +474,7 @@ def _label_set(record: Mapping[str, Any]) -> LabelSet:
     )
 
 
-def _keys(documents: Sequence[StoredDocument], docs: Sequence[object]) -> tuple[str, ...]:
+def keys_of(documents: Sequence[StoredDocument], docs: Sequence[object]) -> tuple[str, ...]:
     seen: dict[str, int] = {}
     keys = []
     for document, doc in zip(documents, docs, strict=True):

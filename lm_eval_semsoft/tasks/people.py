@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +143,18 @@ def document(key: str, question: str, **known: Any) -> Row:
     row["label"] = row["labels"][0] if row["labels"] else -1
     row.setdefault("human_entropy", entropy(row["human_shares"]))
     return row
+
+
+def distinct(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows; an id that has come before gets a number."""
+    seen: set[str] = set()
+    for row in rows:
+        key, n = row["id"], 1
+        while key in seen:
+            n += 1
+            key = f"{row['id']}-{n}"
+        seen.add(key)
+        yield {**row, "id": key}
 
 
 def finish(

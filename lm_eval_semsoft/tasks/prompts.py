@@ -7,7 +7,7 @@ questions, and tells an instruct model what to do in the system message. In the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from lm_eval.api.samplers import ContextSampler
@@ -33,10 +33,8 @@ class InstructedTask(ConfigurableTask):
         num_fewshot: int,
         system_instruction: str | None = None,
         apply_chat_template: bool = False,
-        fewshot_as_multiturn: bool = False,
-        chat_template: Callable[..., str] | None = None,
-        gen_prefix: str | None = None,
-    ) -> str | list[str]:
+        **kwargs: Any,
+    ) -> Any:
         """The prompt of a document, as the harness builds it."""
         self.is_chat = apply_chat_template
         if apply_chat_template and system_instruction is None:
@@ -46,9 +44,7 @@ class InstructedTask(ConfigurableTask):
             num_fewshot,
             system_instruction=system_instruction,
             apply_chat_template=apply_chat_template,
-            fewshot_as_multiturn=fewshot_as_multiturn,
-            chat_template=chat_template,
-            gen_prefix=gen_prefix,
+            **kwargs,
         )
 
 

@@ -32,16 +32,25 @@ from lm_eval_semsoft.engine.parts import ForeignReadouts, parquet_bytes, parts
 from lm_eval_semsoft.engine.plan import Prompt
 from lm_eval_semsoft.engine.readout import Readout
 from lm_eval_semsoft.engine.recorder import Recorder
-from lm_eval_semsoft.engine.records import StoredDocument, prompt_key, table_of_readouts, text_key
+from lm_eval_semsoft.engine.records import (
+    Answer,
+    StoredDocument,
+    answer_key,
+    prompt_key,
+    table_of_readouts,
+    text_key,
+)
 from lm_eval_semsoft.engine.store import (
     DOCUMENTS,
     READOUTS,
     Store,
+    read_answers,
     read_documents,
     read_embeddings,
     read_readouts,
     read_vocabulary,
 )
+from lm_eval_semsoft.engine.trace import Trace
 
 K = 20
 
@@ -1004,3 +1013,73 @@ def test_parts_with_activations_are_no_larger_than_memory_allows(
         store.add(key(i), with_hidden(i))
     store.close()
     assert [len(read_readouts(p, K)) for p in parts(tmp_path, READOUTS)] == [2, 2, 1]
+
+
+# --------------------------------------------------------------------------------------------
+# generated answers
+# --------------------------------------------------------------------------------------------
+
+
+def answer(seed: int, n: int) -> Answer:
+    """Of n tokens."""
+    rng = np.random.default_rng(seed)
+    shapes = {"topk_entropies": (n, 5), "nucleus_sizes": (n, 4), "nucleus_entropies": (n, 4)}
+    whole = ("tokens", "nucleus_sizes", "ends")
+    own = {
+        name: rng.integers(0, 9, shapes.get(name, n)).astype(np.int32)
+        if name in whole
+        else rng.random(shapes.get(name, n)).astype(np.float32)
+        for name in (
+            "tokens", "logprobs", "top_logprobs", "entropy", "topk_entropies", "nucleus_sizes",
+            "nucleus_entropies", "ends",
+        )
+    }  # fmt: skip
+    return Answer("x" * n + "\N{PARTY POPPER}", Trace(**own, vocabulary=99))
+
+
+def test_answers_come_back_bit_for_bit(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    given = {key(i): answer(i, n) for i, n in enumerate((3, 0, 7, 1))}
+    for name, own in given.items():
+        store.add_answer(name, own)
+    store.close()
+    for found in (dict(open_store(tmp_path).recall_answers(given)), read_answers(tmp_path)):
+        assert found.keys() == given.keys()
+        for name, own in given.items():
+            assert found[name].text == own.text
+            for part, value in vars(own.trace).items():
+                back = getattr(found[name].trace, part)
+                np.testing.assert_array_equal(back, value, strict=isinstance(value, np.ndarray))
+    assert set(dict(open_store(tmp_path).recall_answers([key(0)]))) == {key(0)}
+
+
+def test_answers_alone_empty_ones_too(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.add_answer(key(1), answer(1, 0))
+    store.close()
+    assert read_answers(tmp_path)[key(1)].trace.topk_entropies.shape == (0, 5)
+
+
+def test_an_answer_that_has_rotted_is_set_aside_and_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path)
+    store.add_answer(key(1), answer(1, 4))
+    store.close()
+    (part,) = parts(tmp_path, "answers")
+    part.write_bytes(flipped(part.read_bytes(), random.Random(0)))
+    assert not read_answers(tmp_path)
+    assert not dict(open_store(tmp_path).recall_answers([key(1)]))
+    assert "moved to" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (((1, 2), "a"), ((1, 2), "b")),
+        (((1, 2), "a"), ((1, 2, 3), "a")),
+        (((1, 97), ""), ((1,), "a\0\0\0\0\0\0\0")),
+    ],
+)
+def test_another_prompt_or_another_way_is_another_answer(one: Any, other: Any) -> None:
+    assert answer_key(*one) == answer_key(*one) != answer_key(*other)
