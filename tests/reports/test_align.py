@@ -24,7 +24,7 @@ from lm_eval_semsoft.core import alignment, calibration
 from lm_eval_semsoft.engine.readout import Readout
 from lm_eval_semsoft.engine.store import Store, StoredDocument, text_key
 from lm_eval_semsoft.reports import align_figure
-from lm_eval_semsoft.reports.align import Alignments, align, signed
+from lm_eval_semsoft.reports.align import Alignments, align, rows_of, signed
 from lm_eval_semsoft.reports.align_subjects import (
     Subject,
     TimeRule,
@@ -135,7 +135,8 @@ def test_what_has_no_value_has_a_reason_and_harms_no_other() -> None:
     assert got["flat", "human_entropy"]["why"] == "the measure is constant"
     assert ("near", "response_time_correct") not in got  # nobody has such a time
     assert got["near", "human_entropy"]["r"] > 0.5
-    assert any("as the target is constant" in note for note in found.notes)
+    assert "a, mc: no r of human_accuracy: the target is constant." in found.notes
+    assert "a, mc: no r of flat: the measure is constant." in found.notes
     few = align([subject(n=9)], resamples=20)
     assert few.empty
     assert "it takes at least 10" in few.notes[0]
@@ -446,6 +447,14 @@ def test_the_picture_shows_every_number() -> None:
             assert box.x1 <= width
             assert box.y0 >= 0
             assert box.y1 <= figure.get_figheight() * figure.dpi
+
+
+def test_rows_keep_their_order_when_models_have_other_twins() -> None:
+    one = subject()
+    other = replace(one, measures={**one.measures, "near_norm": one.measures["noise"] ** 2})
+    tables = align([one, other], resamples=2).tables
+    assert rows_of(tables[:1]) == tuple(n for n in one.measures if n != "near_norm")
+    assert rows_of(tables) == tuple(one.measures)
 
 
 def test_numbers_on_the_picture() -> None:
