@@ -119,7 +119,7 @@ def subjects_of(
     options: list[Readings] = []
     if not answers or store.read_documents(source.folder):
         options = readings.load_all(source.folder)
-    names = [own.task for own in (*options, *answers)]
+    names = [*(own.task for own in options), *(own.task for own in answers)]
     if task is not None and task not in names:
         raise ValueError(
             f"{folder} holds the tasks {', '.join(names)}: {task!r} is not among them."
