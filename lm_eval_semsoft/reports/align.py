@@ -366,6 +366,11 @@ def _r_alone(measures: Floats, target: Floats) -> Floats:
 def _notes(tables: Sequence[Aligned]) -> Iterator[str]:
     for table in tables:
         s = table.subject
+        if any(doc.get("published_data") == 0 for doc in s.docs):
+            yield (
+                f"{s.name}: the documents of {s.task} are the small sample in the package, not the "
+                "published data; numbers mean nothing outside of tests."
+            )
         if s.missing:
             yield f"{s.name}: {s.missing:,} documents of {s.task} have not been read yet."
         for target, dropped in zip(table.targets, table.trimmed, strict=True):

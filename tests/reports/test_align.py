@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,9 @@ from typer.testing import CliRunner
 from lm_eval_semsoft.cli import app
 from lm_eval_semsoft.core import alignment, calibration
 from lm_eval_semsoft.engine.readout import Readout
+from lm_eval_semsoft.engine.records import Answer
 from lm_eval_semsoft.engine.store import Store, StoredDocument, text_key
+from lm_eval_semsoft.engine.trace import Trace
 from lm_eval_semsoft.reports import align_figure
 from lm_eval_semsoft.reports.align import Alignments, align, rows_of, signed
 from lm_eval_semsoft.reports.align_subjects import (
@@ -35,15 +34,6 @@ from lm_eval_semsoft.reports.align_subjects import (
 
 RUNNER = CliRunner()
 V, K = 130, 110
-
-
-@pytest.fixture(autouse=True)
-def _without_generations(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "lm_eval_semsoft.reports.generations"
-    if importlib.util.find_spec(name) is None:
-        fake = ModuleType(name)
-        fake.load_generations = lambda folder: []  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, name, fake)
 
 
 # ------------------------------------------------------------------ subjects
@@ -324,6 +314,51 @@ def test_a_directory_is_read_with_its_people(base: Path) -> None:
     assert got["nucleus50_entropy", "human_entropy"]["why"] == "the measure is constant"
     with pytest.raises(ValueError, match="holds the tasks quiz: 'quizz' is not among them"):
         subjects_of(base, "quizz")
+
+
+def trace(entropies: list[float], ends: list[int]) -> Trace:
+    """An answer whose tokens have these entropies."""
+    t = len(ends)
+    own = np.array(entropies, dtype=np.float32)
+    return Trace(
+        tokens=np.zeros(t, np.int32), logprobs=-own, top_logprobs=-own, entropy=own,
+        topk_entropies=np.tile(own[:, None], (1, 5)), nucleus_sizes=np.ones((t, 4), np.int32),
+        nucleus_entropies=np.zeros((t, 4), np.float32), ends=np.array(ends, np.int32),
+        vocabulary=V,
+    )  # fmt: skip
+
+
+def spoken(folder: Path, n: int = 40) -> Path:
+    """Two tokens an answer, of which the first is in brackets and doubts where people are slow."""
+    store = Store(folder, "e" * 16, K, {"model": "test/model", "top_k": K})
+    store.save_model(lambda: torch.zeros(V, 4), lambda: ["x"] * V)
+    rng, documents = np.random.default_rng(0), []
+    for i in range(n):
+        key = text_key(str(i))
+        doc = {"id": f"q{i}", "response_time": 1000.0 + i, "published_data": 0}
+        own = trace([i / n, rng.random()], [1, 2]) if i else trace([], [])
+        store.add_answer(key, Answer("a}" if i else "", own))
+        documents.append(StoredDocument("oe", i, key, json.dumps(doc), None, (), (key,), ()))
+    store.save_tasks({"oe": {"why_identity": None}}, {})
+    store.save_documents(documents)
+    store.close()
+    return folder
+
+
+def test_generated_answers_are_read(tmp_path: Path) -> None:
+    (own,) = subjects_of(spoken(tmp_path / "spoken"))
+    assert (own.task, own.name, own.calibration) == ("oe", "spoken", {})
+    found = align([own], resamples=20)
+    got = cells(found)
+    for name in ("bfr_entropy", "first_entropy", "bfr_perplexity", "bfr_top5_entropy_norm"):
+        cell = got[name, "response_time"]
+        assert cell["r"] == 1
+        assert (cell["n"], cell["dropped"]) == (39, 1)
+    assert 0.3 < got["fr_entropy", "response_time"]["r"] < 1
+    assert "small sample" in found.notes[0]
+    done = run(tmp_path / "spoken", "--resamples", 5)
+    assert done.exit_code == 0, done.output
+    assert "ECE" not in done.output
 
 
 def test_calibration_needs_right_answers_and_people(base: Path) -> None:
