@@ -100,7 +100,7 @@ def align(
         Path | None, typer.Option(metavar="FILE", help="Also draw a heat map, as PNG.")
     ] = None,
 ) -> None:
-    """Relate every measure of doubt to people's entropy, times and accuracy."""
+    """Relate doubt to people's entropy, times and accuracy."""
     check_output(output)
     check_output(png)
     if png is not None and find_spec("matplotlib") is None:
@@ -309,7 +309,8 @@ def _one_by_one(tables: Sequence[Aligned]) -> Group:
 
     columns = columns_of(tables)
     targets = dict.fromkeys(name for name, _ in columns)
-    return Group(*[_grid(tables, [c for c in columns if c[0] == name]) for name in targets])
+    grids = [_grid(tables, [c for c in columns if c[0] == name]) for name in targets]
+    return Group(*[part for grid in grids for part in (grid, "")][:-1])
 
 
 def _heading(target: str, table: Aligned, several: bool) -> str:

@@ -287,14 +287,15 @@ def bracketed(text: str, ends: ArrayLike) -> Bools:
 
     Args:
         text: the answer.
-        ends: int [T], length in characters of the text of the first t + 1 tokens.
+        ends: int [T], how many characters of the text the first t + 1 tokens settle; a token that
+            ends inside a character settles nothing.
     """
     stops: Ints = np.asarray(ends, dtype=np.int64)
     begins = np.concatenate([np.zeros(min(1, len(stops)), dtype=np.int64), stops[:-1]])
     close = text.find("}")
     close = len(text) if close < 0 else close
     start = text.find("{", 0, close) + 1
-    return np.asarray((begins < close) & (stops > start))
+    return np.asarray((begins < close) & ((stops > start) | (begins >= start)))
 
 
 def mean_measures(measures: Mapping[str, ArrayLike], chosen: ArrayLike) -> dict[str, float]:

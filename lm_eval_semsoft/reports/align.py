@@ -225,7 +225,8 @@ def align(
 
 def rows_of(tables: Sequence[Aligned]) -> tuple[str, ...]:
     """Measures that any of the tables needs a row for."""
-    return tuple(dict.fromkeys(t.measures[i] for t in tables for i in t.distinct))
+    needed = {t.measures[i] for t in tables for i in t.distinct}
+    return tuple(dict.fromkeys(name for t in tables for name in t.measures if name in needed))
 
 
 def signed(r: float) -> str:
@@ -308,14 +309,7 @@ def _difference(
     names = tuple(name for name in base.targets if name in instruct.targets)
     _check_same(a, b, names, here, there)
     targets, _ = target_table(a, names, rule)
-    # Twins of one model need not be twins of the other; the same two rows twice tell nothing.
-    both = [
-        m
-        for m, (name, same) in enumerate(zip(base.measures, base.same_as, strict=True))
-        if name in b.measures
-        and not (name != same and instruct.same_as[instruct.measures.index(name)] == same)
-    ]
-    measures = tuple(base.measures[m] for m in both)
+    measures = _distinct_in_either(base, instruct)
     base_x, instruct_x = (
         np.stack([s.measures[name][rows] for name in measures], axis=1)
         for s, rows in ((a, here), (b, there))
@@ -330,6 +324,16 @@ def _difference(
         differences=found, signed_rank=tests,
         p_holm=alignment.holm([test.p for test in tests]), n=len(rows),
     )  # fmt: skip
+
+
+def _distinct_in_either(base: Aligned, instruct: Aligned) -> tuple[str, ...]:
+    """Measures of both, without those that have the ranks of an earlier one in both."""
+    first: dict[tuple[str, str], str] = {}
+    there = dict(zip(instruct.measures, instruct.same_as, strict=True))
+    for name, same in zip(base.measures, base.same_as, strict=True):
+        if name in there:
+            first.setdefault((same, there[name]), name)
+    return tuple(first.values())
 
 
 def _check_same(
@@ -362,15 +366,23 @@ def _r_alone(measures: Floats, target: Floats) -> Floats:
 def _notes(tables: Sequence[Aligned]) -> Iterator[str]:
     for table in tables:
         s = table.subject
+        if any(doc.get("published_data") == 0 for doc in s.docs):
+            yield (
+                f"{s.name}: the documents of {s.task} are the small sample in the package, not the "
+                "published data; numbers mean nothing outside of tests."
+            )
         if s.missing:
             yield f"{s.name}: {s.missing:,} documents of {s.task} have not been read yet."
         for target, dropped in zip(table.targets, table.trimmed, strict=True):
             if dropped:
                 yield f"{s.name}, {s.task}: {dropped:,} values of {target} were trimmed."
-        reasons: dict[str, list[str]] = {}
+        reasons: dict[str, dict[str, None]] = {}
         for i, j in zip(*np.nonzero(table.matrix.why != ""), strict=True):
-            what = f"{table.measures[i]} with {table.targets[j]}"
-            reasons.setdefault(table.matrix.why[i, j], []).append(what)
-        for reason, cells in reasons.items():
-            few = ", ".join(cells[:3]) + (f" and {len(cells) - 3} more" if len(cells) > 3 else "")
-            yield f"{s.name}, {s.task}: no r of {few}, as {reason}."
+            measure, target, why = table.measures[i], table.targets[j], table.matrix.why[i, j]
+            known = {"the measure is constant": measure, "the target is constant": target}
+            reasons.setdefault(why, {})[known.get(why, f"{measure} with {target}")] = None
+        for reason, names in reasons.items():
+            few = ", ".join([*names][:3]) + (
+                f" and {len(names) - 3} more" if len(names) > 3 else ""
+            )
+            yield f"{s.name}, {s.task}: no r of {few}: {reason}."

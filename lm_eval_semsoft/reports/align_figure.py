@@ -31,6 +31,7 @@ CAPTION = (
 # Inches.
 _ROW, _COLUMN, _HEAD, _GAP, _CHARACTER = 0.2, 0.62, 0.62, 0.3, 0.073
 _MARGIN = 0.15
+_SHORT = int(_COLUMN / _CHARACTER)  # characters of a name that need not stand upright
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def heat_map(found: Alignments) -> Figure:
     largest = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 0.0
     span = max(_LEAST_SPAN, np.ceil(largest * 10) / 10)
     left = max(len(name) for p in panels for name in p.measures) * _CHARACTER + _MARGIN
-    below = max(len(name) for p in panels for b in p.blocks for name in b.models) * _CHARACTER
+    longest = max(len(name) for p in panels for b in p.blocks for name in b.models)
+    below = longest * _CHARACTER if longest > _SHORT else 0.2
     widest = max(p.columns * _COLUMN + _GAP * (len(p.blocks) - 1) for p in panels)
     width = left + max(widest, 3.2) + 1.0
     heights = [_HEAD + _ROW * len(p.measures) + below + _MARGIN for p in panels]
@@ -130,7 +132,10 @@ def _draw(axes: Axes, panel: Panel, block: Block, span: float, first: bool) -> N
         for column in range(columns):
             _cell(axes, row, column, block.r[row, column], block.clear[row, column], span)
     axes.set(xlim=(0, columns), ylim=(rows, 0))
-    axes.set_xticks(np.arange(columns) + 0.5, block.models, rotation=90, size=8)
+    longest = max(map(len, block.models))
+    axes.set_xticks(
+        np.arange(columns) + 0.5, block.models, rotation=90 if longest > _SHORT else 0, size=8
+    )
     axes.set_yticks(np.arange(rows) + 0.5, panel.measures if first else [""] * rows, size=8)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -115,11 +115,11 @@ def subjects_of(
     from . import generations, readings
 
     source = readings.Source.open(folder)
-    answers = generations.load_generations(source.folder)
+    answers = [own for own in generations.load_generations(source.folder) if own.n]
     options: list[Readings] = []
-    if not answers or store.read_documents(source.folder):
+    if not answers or any(d.labels for d in store.read_documents(source.folder)):
         options = readings.load_all(source.folder)
-    names = [own.task for own in (*options, *answers)]
+    names = [*(own.task for own in options), *(own.task for own in answers)]
     if task is not None and task not in names:
         raise ValueError(
             f"{folder} holds the tasks {', '.join(names)}: {task!r} is not among them."
@@ -143,11 +143,10 @@ def of_options(readings: Readings, directory: str, resamples: int, seed: int) ->
 
 
 def of_answers(generations: Generations, directory: str) -> Subject:
-    source = generations.source
     return Subject(
-        directory=directory, name=source.folder.resolve().name, model=source.model,
+        directory=directory, name=generations.name, model=generations.source.model,
         task=generations.task, keys=generations.keys, docs=generations.docs,
-        measures=doubt.of_generations(generations),
+        measures=doubt.of_generations(generations), missing=generations.missing,
     )  # fmt: skip
 
 

@@ -79,9 +79,10 @@ def option_letters(choices: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
     A document with fewer options has the first of them.
     """
-    longest = max(map(tuple, choices), key=len, default=())
-    letters = all(len(own) == 1 and own.isalpha() for own in longest)
-    same = all(tuple(own) == longest[: len(own)] for own in choices)
+    stripped = [tuple(text.strip() for text in own) for own in choices]
+    longest = max(stripped, key=len, default=())
+    letters = all(len(text) == 1 and text.isalpha() for text in longest)
+    same = all(own == longest[: len(own)] for own in stripped)
     return longest if letters and same and len(longest) > 1 else ()
 
 
@@ -129,11 +130,11 @@ def without_twins(measures: Mapping[str, Floats]) -> dict[str, str]:
 
 
 def _proportional(a: Floats, b: Floats) -> bool:
-    """b = c a up to rounding, which may tie values that differ in the last bit."""
-    scale = np.nansum(a)
-    if not scale > 0 or (np.isnan(a) != np.isnan(b)).any():
+    """b = c a with c > 0 up to rounding, which may tie values that differ in the last bit."""
+    one, other = np.nansum(a), np.nansum(b)
+    if not (one > 0 and other > 0) or (np.isnan(a) != np.isnan(b)).any():
         return False
-    return bool(np.nanmax(np.abs(a * (np.nansum(b) / scale) - b)) <= 1e-12 * np.nanmax(np.abs(b)))
+    return bool(np.nanmax(np.abs(a * (other / one) - b)) <= 1e-12 * np.nanmax(np.abs(b)))
 
 
 def _offered(choices: Sequence[Sequence[str]], size: int) -> NDArray[np.bool_]:

@@ -225,6 +225,11 @@ def test_tokens_inside_the_first_brackets(pieces, inside):
     np.testing.assert_array_equal(bracketed("".join(pieces), ends), np.array(inside, dtype=bool))
 
 
+def test_pieces_of_a_character_are_inside_as_well():
+    np.testing.assert_array_equal(bracketed("é}", [0, 1, 2]), [True, True, False])
+    np.testing.assert_array_equal(bracketed("{é}", [1, 1, 2, 3]), [False, True, True, False])
+
+
 def test_an_answer_is_the_mean_of_its_tokens():
     logprobs = distributions(5)
     measures, loops = measured(logprobs, stored=V)
