@@ -203,7 +203,7 @@ def pearson_r(x: ArrayLike, y: ArrayLike) -> Statistic[float]:
     products = np.stack([*table, table[0] ** 2, table[1] ** 2, table[0] * table[1]])
 
     def at(counts: Counts) -> float:
-        a, b, aa, bb, ab = (products @ counts / counts.sum()).tolist()
+        a, b, aa, bb, ab = map(float, products @ counts / counts.sum())
         spread = (aa - a * a) * (bb - b * b)
         if spread <= 1e-24:  # rounding: a resample in which x or y is constant
             raise UndefinedMetricError("x or y is constant")
