@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .bootstrap import Counts, Statistic, UndefinedMetricError, mean_of, metric
-from .classification import Floats
+from .calibration import ece
+from .classification import Bools, Floats
 
 # Rounding, not mistakes: of low-precision models, and of shares that were written down in percent.
 ROUNDING = 0.01
@@ -77,6 +78,47 @@ def soft_ece(probability: ArrayLike, fraction: ArrayLike, n_bins: int = 15) -> S
         return float(np.abs(np.bincount(bins, counts * gap, n_bins)).sum() / counts.sum())
 
     return Statistic(len(gap), at)
+
+
+def crowd(shares: ArrayLike, target: ArrayLike) -> tuple[Floats, Bools]:
+    """People as one classifier: how sure they are of their answers, and whether those are right.
+
+    The answer is the one that most people chose (the first if several share it), the confidence is
+    the share that chose it. That stands for a confidence that nobody was asked for: the more people
+    choose an answer, the surer they are of it, right or wrong (the consensuality principle, Koriat
+    2008). It is a statement about the crowd. One person's calibration is another matter, and so is
+    a model's agreement with the shares, which `soft_brier` measures.
+
+    Args:
+        shares: float [n, L], rows sum to 1 (documents without shares are left out by the caller).
+        target: bool [n, L], the right labels.
+
+    Returns:
+        confidence float [n] and correct bool [n], as `calibration.ece` and `ece_sweep` take them.
+
+    Raises:
+        ValueError: `shares` is no [n, L] array of distributions, or `target` has another shape.
+    """
+    table = np.asarray(shares, dtype=np.float64)
+    if not table.size:
+        return np.empty(0), np.empty(0, dtype=np.bool_)
+    human, right = _shares(table), np.asarray(target)
+    if right.dtype != np.bool_ or right.shape != human.shape:
+        raise ValueError(
+            f"target must be booleans of the shape {list(human.shape)} of shares; "
+            f"it is {right.dtype} {list(right.shape)}"
+        )
+    rows, chosen = np.arange(len(human)), human.argmax(axis=1)
+    return human[rows, chosen] / human.sum(axis=1), right[rows, chosen]
+
+
+def human_ece(shares: ArrayLike, target: ArrayLike, n_bins: int = 15) -> float:
+    """People's own calibration error, 0..1: `calibration.ece` of the `crowd`.
+
+    Args, Raises:
+        as `crowd` and `calibration.ece`; NaN, with a warning, of no documents.
+    """
+    return ece(*crowd(shares, target), n_bins=n_bins)
 
 
 def _shares(values: ArrayLike) -> Floats:

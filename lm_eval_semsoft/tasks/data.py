@@ -60,7 +60,8 @@ class HubFiles:
 
     Attributes:
         repo_id: ``owner/name``.
-        revision: commit (40 hex digits), so that the data cannot change under a result.
+        revision: commit (40 hex digits), so that the data cannot change under a result; a branch
+            only where no commit is known (the log has the file's SHA-256).
         files: split name -> path in the repository.
         read: turns one downloaded file into rows.
     """
@@ -82,7 +83,10 @@ class DatasetSpec:
         hub: where the hub has it, or None.
         published_rows: split name -> rows of the published split; a local copy with another
             number is used, with a warning.
-        other_suffixes: endings that the file name of a local copy may have instead, ``.csv``, say.
+        other_suffixes: endings that the file name of a local copy (or of the packaged sample) may
+            have instead, ``.csv``, say.
+        origin: address of the published files, for the message that says how to get them; "" where
+            the hub has them.
     """
 
     name: str
@@ -91,6 +95,7 @@ class DatasetSpec:
     hub: HubFiles | None = None
     published_rows: Mapping[str, int] = field(default_factory=dict)
     other_suffixes: Sequence[str] = ()
+    origin: str = ""
 
     def local_names(self, split: str) -> list[str]:
         """File names that a local copy of the split may have, the first one first."""
@@ -148,6 +153,20 @@ def load_rows(spec: DatasetSpec, split: str, source: str | None = None) -> Loade
     raise DataUnavailable(_how_to_get(spec, split, reasons))
 
 
+def load_file(spec: DatasetSpec, path: Path) -> LoadedRows:
+    """Read one file that the user names, wherever it lies, as a local copy.
+
+    Raises:
+        DataUnavailable: there is no such file.
+        BrokenData: it is broken.
+    """
+    if not path.is_file():
+        raise DataUnavailable(f"{spec.name}: there is no file {path}.")
+    loaded = _read(spec, path, "local")
+    _announce(spec, path.name, loaded, "named by the user")
+    return loaded
+
+
 def requested_source() -> str:
     """``SEMSOFT_DATA``, checked; ``auto`` when it is unset or empty."""
     given = os.environ.get("SEMSOFT_DATA") or "auto"
@@ -158,23 +177,41 @@ def requested_source() -> str:
 
 
 def _find_local(spec: DatasetSpec, split: str) -> Path:
-    root = os.environ.get("SEMSOFT_DATA_DIR")
-    if not root:
+    root = local_root()
+    if root is None:
         raise _NotHere("SEMSOFT_DATA_DIR is not set")
-    if not Path(root).expanduser().is_dir():
-        raise DataUnavailable(f"SEMSOFT_DATA_DIR={root!r} is not a folder.")
-    folder = Path(root).expanduser() / spec.name
+    folder = root / spec.name
     for name in spec.local_names(split):
         if (folder / name).is_file():
             return folder / name
     raise _NotHere(f"there is no file {folder / _either(spec, split)}")
 
 
+def local_root() -> Path | None:
+    """The folder of local copies; None where ``SEMSOFT_DATA_DIR`` is not set.
+
+    Raises:
+        DataUnavailable: it names no folder.
+    """
+    root = os.environ.get("SEMSOFT_DATA_DIR")
+    if not root:
+        return None
+    if not Path(root).expanduser().is_dir():
+        raise DataUnavailable(f"SEMSOFT_DATA_DIR={root!r} is not a folder.")
+    return Path(root).expanduser()
+
+
 def _find_embedded(spec: DatasetSpec, split: str) -> Path:
-    path = EMBEDDED_DIR / spec.name / spec.files[split]
-    if not path.is_file():
+    path = _sample(spec, split)
+    if path is None:
         raise _NotHere("no sample of it is packaged")
     return path
+
+
+def _sample(spec: DatasetSpec, split: str) -> Path | None:
+    """The packaged sample of a split, if there is one."""
+    paths = (EMBEDDED_DIR / spec.name / name for name in spec.local_names(split))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _find_hub(spec: DatasetSpec, split: str) -> Path:
@@ -419,14 +456,15 @@ def _warn_embedded(spec: DatasetSpec, split: str, why: str) -> None:
 
 
 def _how_to_get(spec: DatasetSpec, split: str, reasons: Sequence[str]) -> str:
-    sample = (EMBEDDED_DIR / spec.name / spec.files[split]).is_file()
+    sample = _sample(spec, split) is not None
     tried = "; ".join(reasons)
     return f"No data for {spec.name}/{split} ({tried}). {_ways_out(spec, split, sample)}"
 
 
 def _ways_out(spec: DatasetSpec, split: str, sample: bool) -> str:
+    origin = f" (from {spec.origin})" if spec.origin else ""
     ways = [
-        "set SEMSOFT_DATA_DIR to a folder that holds the published file as "
+        f"set SEMSOFT_DATA_DIR to a folder that holds the published file{origin} as "
         f"{spec.name}/{_either(spec, split)}"
     ]
     if spec.hub is not None:

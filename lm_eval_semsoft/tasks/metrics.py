@@ -82,11 +82,11 @@ def process_results(doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str,
         ValueError: ``labels`` does not name choices.
     """
     key = str(doc["id"])
-    targets = _targets(key, doc["labels"], len(results))
+    targets = right_choices(key, doc["labels"], len(results))
     scores, constrained = log_scores(results)
     payloads = {
-        **_measures(key, scores, targets),
-        **{f"constrained_{k}": v for k, v in _measures(key, constrained, targets).items()},
+        **measures(key, scores, targets),
+        **{f"constrained_{k}": v for k, v in measures(key, constrained, targets).items()},
         "silent_vote": DocValue(_silent_vote(results, scores, constrained), key),
     }
     return {**twice(payloads), "published_data": DocValue(doc["published_data"], key)}
@@ -117,7 +117,8 @@ class Prediction(NamedTuple):
     nll: float  # nats
 
 
-def _measures(key: str, scores: Floats, targets: Sequence[int]) -> dict[str, Payload]:
+def measures(key: str, scores: Floats, targets: Sequence[int]) -> dict[str, Payload]:
+    """Payloads of one set of log scores [L], given the right choices."""
     p = _predict(scores, targets)
     confidence = float(p.probs.max())
     ranked = DocRecord((p.probs.tolist(), p.target), key)
@@ -178,7 +179,12 @@ def _silent_vote(results: Sequence[Any], scores: Floats, constrained: Floats) ->
     return semantic_softmax.silent_vote(float(scores[winner]), float(constrained[winner]))
 
 
-def _targets(key: str, labels: Any, n_choices: int) -> list[int]:
+def right_choices(key: str, labels: Any, n_choices: int) -> list[int]:
+    """A document's ``labels``, checked.
+
+    Raises:
+        ValueError: it does not name choices.
+    """
     targets = [int(label) for label in labels]
     if not targets or not set(targets) <= set(range(n_choices)):
         raise ValueError(

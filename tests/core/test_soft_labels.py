@@ -12,7 +12,7 @@ from sklearn.metrics import brier_score_loss
 
 from lm_eval_semsoft.core import bootstrap, calibration
 from lm_eval_semsoft.core.bootstrap import UndefinedMetricWarning
-from lm_eval_semsoft.core.soft_labels import soft_brier, soft_ece
+from lm_eval_semsoft.core.soft_labels import crowd, human_ece, soft_brier, soft_ece
 
 RNG = np.random.default_rng(11)
 PROBABILITY = RNG.random(80)
@@ -167,3 +167,43 @@ def test_what_a_model_can_produce_is_nan_with_one_warning(metric, arguments, mes
     (warning,) = caught
     assert issubclass(warning.category, UndefinedMetricWarning)
     assert re.search(message, str(warning.message))
+
+
+# ------------------------------------------------------------------ people as a classifier
+
+
+def test_the_crowd_by_hand():
+    shares = [[0.7, 0.3, 0.0], [0.2, 0.2, 0.6], [0.5, 0.5, 0.0], [0.4, 0.4, 0.2]]
+    target = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 1], [1, 1, 0]], dtype=bool)
+    confidence, correct = crowd(shares, target)
+    np.testing.assert_allclose(confidence, [0.7, 0.6, 0.5, 0.4])
+    np.testing.assert_array_equal(correct, [True, False, False, True])
+    assert human_ece(shares, target) == pytest.approx((0.3 + 0.6 + 0.5 + 0.6) / 4)
+
+
+def test_people_who_know_what_they_know_are_calibrated():
+    rng = np.random.default_rng(0)
+    share = rng.choice([0.6, 0.8, 1.0], size=20000)
+    right = rng.random(20000) < share
+    shares = np.stack([share, 1 - share], axis=1)
+    assert human_ece(shares, np.stack([right, ~right], axis=1)) < 0.01
+    assert human_ece(shares, np.stack([~right, right], axis=1)) > 0.4
+
+
+def test_no_crowd_is_nan_with_a_warning():
+    with pytest.warns(UndefinedMetricWarning):
+        assert math.isnan(human_ece([], np.empty((0, 4), dtype=bool)))
+
+
+@pytest.mark.parametrize(
+    ("shares", "target", "message"),
+    [
+        ([[0.5, 0.2]], [[True, False]], "row 0 of shares"),
+        ([[0.5, 0.5]], [0], r"booleans of the shape \[1, 2\]"),
+        ([[0.5, 0.5]], [[1, 0]], "it is int64"),
+        ([[np.nan, 0.5]], [[True, False]], "row 0 of shares"),
+    ],
+)
+def test_misuse_of_a_crowd_is_named(shares, target, message):
+    with pytest.raises(ValueError, match=message):
+        crowd(shares, target)
