@@ -42,15 +42,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.model_selection import KFold
 
-from .alignment import MIN_PAIRS, spearman_r
-from .bootstrap import (
-    Counts,
-    Statistic,
-    UndefinedMetricError,
-    UndefinedMetricWarning,
-    interval,
-    metric,
-)
+from .alignment import MIN_PAIRS, _percentiles_of, spearman_matrix
+from .bootstrap import UndefinedMetricWarning, resamples
 from .classification import Bools, Floats, Ints
 
 # Times the trace of the training documents' Gram matrix: from hardly any penalty to nearly all.
@@ -133,7 +126,7 @@ def probe(
     folds: int = 10,
     seed: int = 42,
     permutations: int = 100,
-    resamples: int = 1000,
+    draws: int = 1000,
     level: float = 0.95,
     progress: Callable[[], None] | None = None,
 ) -> Probe:
@@ -144,7 +137,7 @@ def probe(
         target: [n], NaN where unknown.
         folds: number of folds, shuffled with `seed` (scikit-learn's ``KFold``).
         permutations: shuffles of the target, at least `MIN_PERMUTATIONS`.
-        resamples: of the documents, for the intervals.
+        draws: bootstrap resamples of the documents, for the intervals.
         level: share of the resamples (and of the shuffles, for the control) inside an interval.
         progress: called after every layer.
 
@@ -180,36 +173,7 @@ def probe(
         fits[layer] = fit
         if progress is not None:
             progress()
-    return _report(nested, fits, flaws, split, targets, counts, resamples, seed, level)
-
-
-@metric(undefined=math.nan)
-def pearson_r(x: ArrayLike, y: ArrayLike) -> Statistic[float]:
-    """Pearson's correlation, -1..1, in the form that `bootstrap` is fast with.
-
-    Args:
-        x, y: float [documents], no NaN.
-
-    Returns:
-        NaN, with a warning, with fewer than `MIN_PAIRS` documents or if one side is constant.
-    """
-    left, right = (np.asarray(side, dtype=np.float64) for side in (x, y))
-    if len(left) < MIN_PAIRS:
-        raise UndefinedMetricError(f"there are {len(left)} pairs; it takes at least {MIN_PAIRS}")
-    for name, side in (("x", left), ("y", right)):
-        if np.ptp(side) == 0:
-            raise UndefinedMetricError(f"{name} is constant")
-    table = np.stack([_unit(left), _unit(right)])
-    products = np.stack([*table, table[0] ** 2, table[1] ** 2, table[0] * table[1]])
-
-    def at(counts: Counts) -> float:
-        a, b, aa, bb, ab = map(float, products @ counts / counts.sum())
-        spread = (aa - a * a) * (bb - b * b)
-        if spread <= 1e-24:  # rounding: a resample in which x or y is constant
-            raise UndefinedMetricError("x or y is constant")
-        return max(-1.0, min(1.0, (ab - a * b) / math.sqrt(spread)))
-
-    return Statistic(len(left), at)
+    return _report(nested, fits, flaws, split, targets, counts, draws, seed, level)
 
 
 # --- one layer -----------------------------------------------------------------------------------
@@ -350,7 +314,7 @@ def _report(
     split: Sequence[Fold],
     targets: Floats,
     counts: tuple[int, int, int],
-    resamples: int,
+    draws: int,
     seed: int,
     level: float,
 ) -> Probe:
@@ -360,27 +324,19 @@ def _report(
     own = fits.values()
     of_layers = _stretch(np.array([f.r for f in own]), np.array([f.naive for f in own]), level)
 
-    def estimates(predicted: Floats, factor: float) -> tuple[Estimate, Estimate]:
-        pearson, spearman = (
-            _estimate(fn, predicted, observed[:, 0], factor, resamples, seed, level)
-            for fn in (pearson_r, spearman_r)
-        )
-        return pearson, spearman
-
-    layers = []
-    for layer, flaw in enumerate(flaws):
-        if flaw:
-            layers.append(LayerProbe(flaw=flaw))
-            continue
-        fit = fits[layer]
+    predicted = np.stack([nested.predicted[:, 0], *(f.predicted for f in own)], axis=1)
+    stretches = np.array([stretch, *[of_layers] * len(fits)])
+    pearson, spearman = (
+        estimate(predicted, observed[:, 0], stretches, draws, seed, level)
+        for estimate in (_pearson, _spearman)
+    )
+    layers = [LayerProbe(flaw=flaw) for flaw in flaws]
+    for i, (layer, fit) in enumerate(fits.items(), start=1):
         control = _between(fit.r[1:], level)
-        layers.append(
-            LayerProbe(*estimates(fit.predicted, of_layers), fit.ols_r, *control, fit.penalties)
-        )
-    pearson, spearman = estimates(nested.predicted[:, 0], stretch)
+        layers[layer] = LayerProbe(pearson[i], spearman[i], fit.ols_r, *control, fit.penalties)
     return Probe(
-        pearson=pearson,
-        spearman=spearman,
+        pearson=pearson[0],
+        spearman=spearman[0],
         p=_p_value(r),
         layer=Counter(sorted(nested.layer.tolist())).most_common(1)[0][0],
         layer_of_fold=tuple(nested.layer.tolist()),
@@ -417,21 +373,36 @@ def _p_value(r: Floats) -> float:
     return (1 + int((shuffled >= r[0]).sum())) / (1 + len(shuffled))
 
 
-def _estimate(
-    fn: Callable[[ArrayLike, ArrayLike], float],
-    predicted: Floats,
-    observed: Floats,
-    stretch: float,
-    resamples: int,
-    seed: int,
-    level: float,
-) -> Estimate:
-    r = fn(predicted, observed)
-    if math.isnan(r):
-        return Estimate()
-    low, high = interval(fn, predicted, observed, n=resamples, seed=seed, level=level)
-    low, high = r - stretch * (r - low), r + stretch * (high - r)
-    return Estimate(r, max(-1.0, low), min(1.0, high))
+def _pearson(
+    predicted: Floats, observed: Floats, stretch: Floats, draws: int, seed: int, level: float
+) -> list[Estimate]:
+    """One estimate per column of `predicted` [n, M]."""
+    r = _correlations(predicted, observed[:, None])[0]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        a, b = _unit(predicted), _unit(observed[:, None])
+    table = np.concatenate([a, a * a, a * b, b, b * b], axis=1).T
+    drawn = np.array([_weighted_r(table @ c / len(a)) for c in resamples(len(a), draws, seed)])
+    return _stretched(r, *_percentiles_of(drawn, level), stretch)
+
+
+def _weighted_r(means: Floats) -> Floats:
+    """[M] from the means of a, a², ab (M each), b and b²; NaN if a resample has no spread."""
+    (a, aa, ab), (b, bb) = means[:-2].reshape(3, -1), means[-2:]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((ab - a * b) / np.sqrt((aa - a * a) * (bb - b * b)))
+
+
+def _spearman(
+    predicted: Floats, observed: Floats, stretch: Floats, draws: int, seed: int, level: float
+) -> list[Estimate]:
+    found = spearman_matrix(predicted, observed[:, None], level, draws, seed)
+    return _stretched(found.r[:, 0], found.low[:, 0], found.high[:, 0], stretch)
+
+
+def _stretched(r: Floats, low: Floats, high: Floats, stretch: Floats) -> list[Estimate]:
+    low = np.maximum(-1, r - stretch * (r - low))
+    high = np.minimum(1, r + stretch * (high - r))
+    return [Estimate(*map(float, own)) for own in zip(r, low, high, strict=True)]
 
 
 # --- small pieces --------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from sklearn.linear_model import LinearRegression, RidgeCV
 from sklearn.model_selection import KFold
 
 from lm_eval_semsoft.core import probes
+from lm_eval_semsoft.core.alignment import spearman
 from lm_eval_semsoft.core.bootstrap import UndefinedMetricWarning, interval
-from lm_eval_semsoft.core.probes import PENALTIES, Estimate, pearson_r, principal_scores, probe
+from lm_eval_semsoft.core.probes import PENALTIES, Estimate, principal_scores, probe
 
-FEW = {"permutations": 20, "resamples": 50}
+FEW = {"permutations": 20, "draws": 50}
 
 
 def activations(n: int, layers: int, d: int, seed: int = 0) -> np.ndarray:
@@ -112,16 +113,26 @@ def test_least_squares_is_the_studys_figure():
     assert got.ols_layer == 1
 
 
-def test_pearson_of_resamples_is_that_of_repeated_rows():
+def test_intervals_are_stretched_percentiles_of_resampled_pairs():
     rng = np.random.default_rng(0)
-    x = rng.normal(size=50)
-    y = x + rng.normal(size=50)
-    assert pearson_r(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
+    x = rng.normal(size=(50, 2))
+    y = x[:, 0] + rng.normal(size=50)
+    plain = np.ones(2)
 
     def slow(a, b):
         return np.corrcoef(a, b)[0, 1]
 
-    assert interval(pearson_r, x, y, n=100) == pytest.approx(interval(slow, x, y, n=100))
+    got = probes._pearson(x, y, plain, 100, 3, 0.9)
+    twice = probes._pearson(x, y, 2 * plain, 100, 3, 0.9)
+    ranked = probes._spearman(x, y, plain, 100, 3, 0.9)
+    for i in range(2):
+        assert got[i].r == pytest.approx(slow(x[:, i], y))
+        low, high = interval(slow, x[:, i], y, n=100, seed=3, level=0.9)
+        assert (got[i].low, got[i].high) == pytest.approx((low, high))
+        assert twice[i].high - twice[i].r == pytest.approx(2 * (high - got[i].r))
+        assert twice[i].r - twice[i].low == pytest.approx(2 * (got[i].r - low))
+        theirs = spearman(x[:, i], y, n=100, seed=3, level=0.9)
+        assert (ranked[i].r, ranked[i].low) == pytest.approx((theirs.r, theirs.low))
 
 
 # ------------------------------------------------------------------ what it finds
@@ -146,13 +157,13 @@ def test_a_planted_direction_is_found():
 
 @pytest.mark.slow
 def test_on_shuffled_targets_the_headline_covers_0_and_the_maximum_does_not():
-    n, layers, repetitions = 60, 12, 100
+    n, layers, repetitions = 60, 24, 100
     hidden = activations(n, layers, 12)
     covered = dict.fromkeys(("nested", "spearman", "max_over_layers", "unstretched"), 0)
     exact = 0
     for seed in range(repetitions):
         y = np.random.default_rng(seed).permutation(np.arange(n) ** 1.5)  # skewed, as times are
-        got = probe(hidden, y, folds=5, seed=seed, permutations=40, resamples=120)
+        got = probe(hidden, y, folds=5, seed=seed, permutations=40, draws=200)
         assert got.max_over_layers is not None
         best = got.layers[got.max_over_layers].pearson
         r, (low, high), k = got.pearson.r, (got.pearson.low, got.pearson.high), got.stretch[0]
