@@ -161,6 +161,8 @@ def group_by_prefix(prompts: Sequence[Prompt], overhead: int = GROUP_OVERHEAD) -
     leaves its parent's group when it saves more by itself. What shares nothing worth while ends
     in one group without a prefix. A group must save more than `overhead` tokens.
     """
+    if not prompts:
+        return []
     order = sorted(range(len(prompts)), key=lambda i: prompts[i].tokens)
     best = _best_grouping(_shared_lengths([prompts[i].tokens for i in order]), overhead)
     groups = [Group(n, tuple(order[i] for i in members)) for n, members in best.groups]

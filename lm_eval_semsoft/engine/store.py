@@ -382,12 +382,13 @@ class Store:
 
         self._soon(lambda: self._update(change))
 
-    def save_documents(self, documents: Sequence[StoredDocument]) -> None:
+    def save_documents(self, documents: Iterable[StoredDocument]) -> None:
         """Note who asked what; documents that are there already are not written again.
 
         Raises:
             ForeignReadouts: the directory holds other prompts of the same documents.
         """
+        documents = list(documents)
         known: dict[Asked, StoredDocument] = {}
         for table in self._good_parts(DOCUMENTS, DOCUMENT_SCHEMA):
             known.update(documents_in(table))

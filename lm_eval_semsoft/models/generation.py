@@ -7,6 +7,7 @@ may run past a stop string until all rows of a batch have met it.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,10 +25,13 @@ from tqdm import tqdm
 from lm_eval_semsoft.engine.forward import NaNLogits
 from lm_eval_semsoft.engine.generate import Generator, Stop
 from lm_eval_semsoft.engine.plan import Tokens
+from lm_eval_semsoft.engine.records import Answer, answer_key
+from lm_eval_semsoft.engine.store import Store
 from lm_eval_semsoft.engine.trace import Trace, settled
 
 from .generated import GeneratedText
 from .pairs import Document
+from .recording import generated_document
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +91,7 @@ def generate_until(
     stock: Stock,
     requests: Sequence[Instance],
     disable_tqdm: bool = False,
+    store: Store | None = None,
 ) -> list[str]:
     """The answer to every request, in their order.
 
@@ -96,6 +101,7 @@ def generate_until(
         stock: `generate_until` of the stock model, for all other requests.
         requests: with arguments (context, gen_kwargs).
         disable_tqdm: no progress bar.
+        store: keeps greedy answers, and gives back those that it has.
 
     Raises:
         ValueError: logits that are not finite, prompts without tokens or without room for an
@@ -111,7 +117,10 @@ def generate_until(
     with tqdm(total=len(ours), unit="doc", desc="Generating", disable=quiet or not ours) as bar:
         for way in dict.fromkeys(way for way in ways if way is not None):
             asks = asks_of(lm, way, [(i, requests[i]) for i in ours if ways[i] == way])
-            for ask, text in answers(lm, generator, way, asks):
+            found = answers(lm, generator, way, asks)
+            if store is not None:
+                found = recorded(lm, generator, way, asks, requests, store)
+            for ask, text in found:
                 for place in ask.places:
                     results[place] = text
                 lm.cache_hook.add_partial("generate_until", requests[ask.places[0]].args, text)
@@ -119,8 +128,8 @@ def generate_until(
     theirs = [i for i, way in enumerate(ways) if way is None]
     if theirs:
         given = stock([requests[i] for i in theirs], disable_tqdm)
-        for place, text in zip(theirs, given, strict=True):
-            results[place] = text
+        for place, plain in zip(theirs, given, strict=True):
+            results[place] = plain
     return results
 
 
@@ -199,6 +208,43 @@ def answers(
             f"The logits of {asks[error.index].document} are NaN or infinite: the model's weights "
             f"are broken or {lm.model.dtype} overflows; try dtype=float32."
         ) from error
+
+
+def recorded(
+    lm: HFLM,
+    generator: Generator,
+    way: Way,
+    asks: Sequence[Ask],
+    requests: Sequence[Instance],
+    store: Store,
+) -> Iterator[tuple[Ask, GeneratedText]]:
+    """As `answers`: first those that are in the store, then the others, which it keeps."""
+    ends = sorted(stop_of(lm, way).tokens)
+    how = json.dumps([way.until, way.max_tokens, lm.think_end_token, ends])
+    waiting: dict[bytes, list[Ask]] = {}  # contexts may be the same once they are cut
+    for ask in asks:
+        waiting.setdefault(answer_key(ask.tokens, how), []).append(ask)
+    store.save_documents(
+        generated_document(requests[place], key)
+        for key, own in waiting.items()
+        for ask in own
+        for place in ask.places
+    )
+    asked = len(waiting)
+    for key, answer in store.recall_answers(list(waiting)):
+        for ask in waiting.pop(key):
+            yield ask, GeneratedText(*answer)
+    if len(waiting) < asked:
+        logger.info("%d of %d answers were found in %s.", asked - len(waiting), asked, store.folder)
+    key_of = {id(own[0]): key for key, own in waiting.items()}
+    try:
+        for first, text in answers(lm, generator, way, [own[0] for own in waiting.values()]):
+            store.add_answer(key_of[id(first)], Answer(str(text), text.trace))
+            for ask in waiting[key_of[id(first)]]:
+                yield ask, text
+            store.flush_if_due()
+    finally:
+        store.close()
 
 
 def stop_of(lm: HFLM, way: Way) -> Stop:

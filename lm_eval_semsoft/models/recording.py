@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from lm_eval.api.instance import Instance
 
 from lm_eval_semsoft.core.semantic_softmax import LabelSet
 from lm_eval_semsoft.engine.labels import Encode, label_set
@@ -72,6 +73,21 @@ def record_of(
             )
         )
     return record
+
+
+def generated_document(request: Instance, key: bytes) -> StoredDocument:
+    """A document whose answer was generated, for the store: it has no labels."""
+    context = request.args[0]
+    return StoredDocument(
+        task=str(request.task_name),
+        doc_id=0 if request.doc_id is None else request.doc_id,
+        context=text_key(context),
+        doc=_as_json(request.doc),
+        label_set=None,
+        labels=(),
+        prompts=(key,),
+        places=(),
+    )
 
 
 def _keep(

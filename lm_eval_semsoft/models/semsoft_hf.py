@@ -319,7 +319,7 @@ class SemsoftHF(HFLM):
                 document.
         """
         stock = super().generate_until
-        return generate_until(self, self.generator, stock, requests, disable_tqdm)
+        return generate_until(self, self.generator, stock, requests, disable_tqdm, self.store)
 
     # -- scoring -------------------------------------------------------------------------------
 

@@ -93,3 +93,7 @@ def test_empty_prompts_and_labels_are_refused() -> None:
         Prompt((), ((1,),))
     with pytest.raises(ValueError, match="at least one token"):
         Prompt((1,), ((1,), ()))
+
+
+def test_no_prompts_are_no_groups() -> None:
+    assert group_by_prefix([]) == []

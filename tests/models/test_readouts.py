@@ -23,11 +23,13 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_semsoft.engine import store
 from lm_eval_semsoft.engine.forward import Engine
+from lm_eval_semsoft.engine.generate import Generator
 from lm_eval_semsoft.engine.labels import token_texts
 from lm_eval_semsoft.engine.store import ForeignReadouts
 from lm_eval_semsoft.models import recording, semsoft_hf
 from lm_eval_semsoft.models.semsoft_hf import SemsoftHF
 from lm_eval_semsoft.reports import readings
+from lm_eval_semsoft.reports.generations import load_generations
 from lm_eval_semsoft.reports.scores import log_scores
 
 HEAD = "Read the comment and name the emotion that the writer feels.\n\n"
@@ -789,3 +791,73 @@ def test_a_run_that_captured_nothing_says_so(
 def test_what_can_be_captured_is_named(tiny_model: Callable[[str], Any]) -> None:
     with pytest.raises(ValueError, match=r"capture='hiden'.*hidden"):
         lm_of(tiny_model("llama"), capture="hiden")
+
+
+# --------------------------------------------------------------------------------------------
+# generated answers
+# --------------------------------------------------------------------------------------------
+
+
+def to_answer(
+    comments: Sequence[str], max_tokens: int = 5, task: str = "answers"
+) -> list[Instance]:
+    how = {"until": ["\n\n"], "max_gen_toks": max_tokens, "do_sample": False}
+    return [
+        Instance("generate_until", doc, (f"{HEAD}{doc['text']}\nAnswer:", how), 0,
+                 ("answers", n, 1))
+        for n, doc in enumerate(docs_of(comments))
+    ]  # fmt: skip
+
+
+def test_answers_are_generated_once(
+    tiny_model: Callable[[str], Any], comments: Sequence[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    tiny, asked = tiny_model("llama"), to_answer(comments[:5])
+    plain = lm_of(tiny).generate_until(asked, disable_tqdm=True)
+    lm_of(tiny, readouts=tmp_path).generate_until(asked[:2], disable_tqdm=True)
+    wanted: list[int] = []
+    generate = Generator.generate
+
+    def counting(generator: Any, prompts: Sequence[Any], *more: Any, **named: Any) -> Any:
+        wanted.append(len(prompts))
+        return generate(generator, prompts, *more, **named)
+
+    monkeypatch.setattr(Generator, "generate", counting)
+    for expected in (3, 0):  # the second run has nothing left to do
+        got = lm_of(tiny, readouts=tmp_path).generate_until(asked, disable_tqdm=True)
+        assert wanted.pop() == expected
+        assert got == plain
+        for own, other in zip(got, plain, strict=True):
+            np.testing.assert_allclose(own.trace.logprobs, other.trace.logprobs, atol=1e-5)
+            np.testing.assert_array_equal(own.trace.tokens, other.trace.tokens)
+    (stored,) = load_generations(tmp_path)
+    assert (stored.task, stored.n, stored.missing) == ("answers", 5, 0)
+    assert list(stored.texts) == plain
+    assert [doc["text"] for doc in stored.docs] == list(comments[:5])
+
+
+def test_another_way_to_generate_is_another_answer(
+    tiny_model: Callable[[str], Any], comments: Sequence[str], tmp_path: Path
+) -> None:
+    tiny = tiny_model("llama")
+    for n in (2, 6):
+        got = lm_of(tiny, readouts=tmp_path).generate_until(
+            to_answer(comments[:3], n), disable_tqdm=True
+        )
+        assert all(len(text.trace) <= n for text in got)
+    (stored,) = load_generations(tmp_path)
+    assert list(stored.texts) == got
+
+
+def test_labels_and_answers_share_a_directory(
+    tiny_model: Callable[[str], Any],
+    comments: Sequence[str],
+    labels: Sequence[str],
+    tmp_path: Path,
+) -> None:
+    lm = lm_of(tiny_model("llama"), readouts=tmp_path)
+    ask(lm, requests_for(comments[:3], labels))
+    lm.generate_until(to_answer(comments[:2]), disable_tqdm=True)
+    assert readings.load(tmp_path).n == 3
+    assert [g.n for g in load_generations(tmp_path)] == [2]
