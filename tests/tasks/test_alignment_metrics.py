@@ -1,4 +1,4 @@
-"""Payloads and aggregations of the `human_alignment` tasks, against scipy and loops written here."""
+"""Payloads and aggregations of the `human_alignment` tasks, against scipy."""
 
 import math
 import pickle

@@ -161,13 +161,13 @@ def test_the_same_id_in_two_files(local):
 @pytest.mark.parametrize("path", ["nowhere.jsonl", "nowhere/*.jsonl", ["nowhere"]])
 def test_no_such_file(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataUnavailable, match="camchoice: there is no .*nowhere"):
+    with pytest.raises(DataUnavailable, match=r"camchoice: there is no .*nowhere"):
         camchoice.load(path)
 
 
 @pytest.mark.parametrize("path", [5, [], "", [""], {"a": 1}])
 def test_bad_path(path):
-    with pytest.raises(ValueError, match="path=.* is not known: use the name of a JSONL file"):
+    with pytest.raises(ValueError, match=r"path=.* is not known: use the name of a JSONL file"):
         camchoice.load(path)
 
 
@@ -187,7 +187,7 @@ def test_the_sample(embedded, load_task, prompts):
     assert len(task.eval_docs) == 14
     assert set(task.eval_docs["dropped_documents"]) == {1}
     prompt, continuations = prompts(task)[0]
-    assert "year.' Why had Marta decided against tomatoes?\nA. She had lost" in prompt
+    assert "spring.' Why had Marta decided against tomatoes?\nA. She had lost" in prompt
     assert continuations == [" A", " B", " C", " D"]
 
 

@@ -159,12 +159,14 @@ def test_without_data_the_message_says_where_to_get_it(local, monkeypatch):
     monkeypatch.setenv("SEMSOFT_DATA", "local")
     with pytest.raises(DataUnavailable) as error:
         coane.load_mc()
-    assert "a61e6899535516c5356b4f2b9592f88c5112fd25/Data/Coane/coane_data.parquet" in str(error.value)
+    assert "a61e6899535516c5356b4f2b9592f88c5112fd25/Data/Coane/coane_data.parquet" in str(
+        error.value
+    )
     assert "coane/coane.parquet or coane.jsonl" in str(error.value)
 
 
 def test_unknown_options(embedded):
-    with pytest.raises(ValueError, match="duplicates='dorp' is not known.*did you mean 'drop'"):
+    with pytest.raises(ValueError, match=r"duplicates='dorp' is not known.*did you mean 'drop'"):
         coane.load_mc(duplicates="dorp")
 
 
@@ -241,7 +243,8 @@ def test_free_response_shares_of_the_raw_table(local, monkeypatch):
 
 EXAMPLES = (
     "Question: What is the chemical symbol for gold?\nA. Ag\nB. Mo\nC. Au\nD. Gd\nAnswer:",
-    "Question: In what year did the First World War end?\nA. 1939\nB. 1918\nC. 1914\nD. 1945\nAnswer:",
+    "Question: In what year did the First World War end?\n"
+    "A. 1939\nB. 1918\nC. 1914\nD. 1945\nAnswer:",
 )
 OWN = "Question: Who wrote it?\nA. Ann\nB. Bob\nC. Cy\nD. Di\nAnswer:"
 

@@ -83,7 +83,7 @@ def test_the_hubs_parquet(tmp_path):
 
 
 def test_unknown_split(embedded):
-    with pytest.raises(ValueError, match="split='valid' is not known.*did you mean 'validation'"):
+    with pytest.raises(ValueError, match=r"split='valid' is not known.*did you mean 'validation'"):
         mmlu.load(split="valid")
 
 
@@ -117,7 +117,7 @@ def test_a_dev_question_is_no_example_of_itself(embedded, load_task, prompts):
 
 
 def test_examples_without_a_dev_split(local, load_task, prompts):
-    write(local, row(), name="test.jsonl")
+    write(local, row(split="test"), name="test.jsonl")
     task = load_task("mmlu_calibration", split="test")
     assert len(prompts(task)) == 1
     with pytest.raises(DataUnavailable, match="num_fewshot above 2 needs MMLU's dev split"):

@@ -123,7 +123,7 @@ def test_the_hubs_parquet(tmp_path, name, columns):
 
 
 def test_unknown_options(embedded):
-    with pytest.raises(ValueError, match="survey='scrapped' is not known.*did you mean 'scraped'"):
+    with pytest.raises(ValueError, match=r"survey='scrapped' is not known.*did you mean 'scraped'"):
         protoqa.load(survey="scrapped")
 
 
