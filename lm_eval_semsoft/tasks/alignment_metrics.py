@@ -71,7 +71,7 @@ def process_times(doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, P
         for measure in MEASURES
     }
     payloads = {**_calibration(key, doc, results), **_people(key, doc, results), **times}
-    counts = {**_counts(key, doc), "dropped_times": DocValue(doc["dropped_times"], key)}
+    counts = {"dropped_times": DocValue(doc["dropped_times"], key), **_counts(key, doc)}
     return {**metrics.twice(payloads), **counts}
 
 
