@@ -87,7 +87,7 @@ def test_the_whole_procedure_is_nested_ridge():
             alphas = PENALTIES * ((x - x.mean(axis=0)) ** 2).sum()
             models.append(RidgeCV(alphas=alphas).fit(x, y[train]))
             own = models[-1].predict(wide[test, layer])
-            alone[layer, test] = own - own.mean()
+            alone[layer, test] = (own - own.mean()) / own.std()
         chosen.append(int(np.argmax([m.best_score_ for m in models])))
         predicted[test] = alone[chosen[-1], test]
         observed[test] = y[test] - y[test].mean()
@@ -152,6 +152,7 @@ def test_a_planted_direction_is_found():
         assert got.layers[other].pearson.low < 0 < got.layers[other].pearson.high
         assert got.layers[other].control_low < got.layers[other].pearson.r
     assert min(got.stretch) >= 1
+    assert got.stderr == pytest.approx((got.pearson.high - got.pearson.low) / 4, rel=0.3)
     assert (got.n, got.dropped, got.dropped_activations) == (120, 0, 0)
 
 
@@ -177,6 +178,16 @@ def test_on_shuffled_targets_the_headline_covers_0_and_the_maximum_does_not():
     assert covered["max_over_layers"] < 93
     assert covered["unstretched"] < 93  # why intervals are wider than the bootstrap's
     assert exact <= 11  # 5 expected; more than 11 once in 200 tests
+
+
+def test_chance_gives_0_on_average():
+    """Pooled predictions that are only centred would not: see the module's docstring."""
+    x, y = activations(60, 1, 20)[:, 0], np.random.default_rng(2).normal(size=60)
+    targets = probes._with_shuffles(y, 400, 1)
+    split = list(KFold(10, shuffle=True, random_state=42).split(y))
+    fit, _, _ = probes._fit_layer(x, targets, split)
+    assert abs(fit.r[1:].mean()) < 3 * fit.r[1:].std() / math.sqrt(400)
+    assert fit.r[1:].std() > 1.2 * math.sqrt(fit.naive[1:].mean())  # hence stretched intervals
 
 
 def test_the_same_seed_gives_the_same():
@@ -228,7 +239,7 @@ def test_it_is_nan_with_a_reason(n, change, reason):
     got, messages = warned(*(change(hidden, y) if change else (hidden, y)))
     assert is_nan(got.pearson)
     assert is_nan(got.spearman)
-    assert math.isnan(got.p)
+    assert np.isnan([got.p, got.stderr]).all()
     assert (got.layer, got.max_over_layers, got.ols_layer) == (None, None, None)
     assert [is_nan(layer.pearson) for layer in got.layers] == [True, True]
     assert len(messages) == 1

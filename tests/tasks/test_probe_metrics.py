@@ -1,0 +1,138 @@
+"""Probes as metrics: once per run, small in the samples, quiet where nothing was captured."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import pickle
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from lm_eval.utils import handle_non_serializable
+
+from lm_eval_semsoft.core import probes
+from lm_eval_semsoft.core.bootstrap import UndefinedMetricWarning
+from lm_eval_semsoft.tasks import probe_metrics
+
+SHAPE = (3, 16)
+
+
+@dataclass
+class Score:
+    """What stands for a `LabelScore`."""
+
+    readout: Any
+
+
+@dataclass
+class Read:
+    hidden: Any
+
+
+def documents(n: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    y, hidden = rng.normal(size=n), rng.normal(size=(n, *SHAPE))
+    hidden[:, 1] += 2 * y[:, None]
+    return hidden.astype(np.float16), y
+
+
+def items_of(hidden: Any, y: Any, metric: str = "probe_r") -> list[Any]:
+    made = [
+        probe_metrics.payloads({"id": f"{i:03}"}, [Score(Read(own)), Score(None)], target)
+        for i, (own, target) in enumerate(zip(hidden, y, strict=True))
+    ]
+    return [own[metric] for own in made]
+
+
+def test_it_is_the_probe_in_the_order_of_the_keys() -> None:
+    hidden, y = documents()
+    items = items_of(hidden, y)
+    shuffled = [items[i] for i in np.random.default_rng(0).permutation(len(items))]
+    expected = probes.probe(hidden, y, permutations=probe_metrics.PERMUTATIONS)
+    assert probe_metrics.r(shuffled) == expected.pearson.r > 0.5
+    assert probe_metrics.r_stderr(shuffled) == expected.stderr
+    assert probe_metrics.layer(shuffled) == 1
+
+
+def test_three_metrics_are_one_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return probe(*args, **kwargs)
+
+    probe = probes.probe
+    monkeypatch.setattr(probes, "probe", counted)
+    items = items_of(*documents())
+    for metric in (probe_metrics.r, probe_metrics.r_stderr, probe_metrics.layer):
+        metric(list(items))
+    assert len(calls) == 1
+    probe_metrics.r(items[:-1])
+    probe_metrics.r(items_of(*documents()))
+    assert len(calls) == 3
+
+
+def test_what_is_remembered_goes_with_the_activations() -> None:
+    gc.collect()
+    before = len(probe_metrics._DONE)
+    items = items_of(*documents())
+    probe_metrics.r(items)
+    assert len(probe_metrics._DONE) == before + 1
+    del items
+    gc.collect()
+    assert len(probe_metrics._DONE) == before
+
+
+def test_all_metrics_share_one_payload_and_names_can_differ() -> None:
+    hidden, _ = documents()
+    own = probe_metrics.payloads({"id": 3}, [Score(Read(hidden[0]))], 0.5, name="probe_rt")
+    assert list(own) == ["probe_rt_r", "probe_rt_r_stderr", "probe_rt_layer"]
+    assert len(set(map(id, own.values()))) == 1
+    assert own["probe_rt_r"][0].values is hidden[0] or np.shares_memory(
+        own["probe_rt_r"][0].values, hidden
+    )
+
+
+def test_a_payload_is_short_in_the_samples_and_whole_between_processes() -> None:
+    hidden, y = documents(n=1)
+    (item,) = items_of(hidden, y)
+    line = json.dumps(item, default=handle_non_serializable)
+    assert json.loads(line) == ["activations 3 x 16", float(y[0])]
+    back = pickle.loads(pickle.dumps(item))
+    np.testing.assert_array_equal(back[0].values, hidden[0])
+    assert back[0].values.dtype == np.float16
+    assert (back[1], back.doc) == (item[1], item.doc)
+    metrics = probe_metrics.payloads({"id": 1}, [Score(Read(hidden[0]))], 0.0)
+    assert len(pickle.dumps(metrics)) < hidden[0].nbytes + 1000  # once, not three times
+
+
+@pytest.mark.parametrize("result", [(0.1, False), Score(None), Score(Read(None))])
+def test_where_nothing_was_captured_it_is_nan_and_quiet(result: Any) -> None:
+    made = [probe_metrics.payloads({"id": i}, [result], 0.5)["probe_r"] for i in range(20)]
+    assert json.loads(json.dumps(made[0])) == [None, 0.5]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for metric in (probe_metrics.r, probe_metrics.r_stderr, probe_metrics.layer):
+            assert math.isnan(metric(made))
+            assert math.isnan(metric([]))
+
+
+def test_documents_without_activations_or_target_are_left_out() -> None:
+    hidden, y = documents(n=42)
+    given: list[Any] = list(hidden)
+    given[5], y[7] = None, np.nan
+    rest = [i for i in range(42) if i not in (5, 7)]
+    expected = probes.probe(hidden[rest], y[rest], permutations=probe_metrics.PERMUTATIONS)
+    assert probe_metrics.r(items_of(given, y)) == expected.pearson.r
+
+
+def test_one_warning_says_why_there_is_no_probe() -> None:
+    items = items_of(*documents(n=8))
+    with pytest.warns(UndefinedMetricWarning, match="there are 8 documents") as seen:
+        for metric in (probe_metrics.r, probe_metrics.r_stderr, probe_metrics.layer):
+            assert math.isnan(metric(items))
+    assert len(seen) == 1
