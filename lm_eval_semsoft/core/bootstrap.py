@@ -3,17 +3,20 @@
 A resample of n documents is fully described by n *counts*: how often each document was drawn.
 So every metric of this package is written once, as a `Statistic`: its value as a function of the
 counts. All ones gives the value in the table, multinomial counts give a bootstrap replicate, and
-the two cannot drift apart. Whatever does not depend on the counts (checks, sorting) is done once.
+the two cannot drift apart. Whatever does not depend on the counts (checks, sorting) is done once,
+and most metrics take many resamples at a time: their sums over documents are matrix products.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -23,6 +26,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+# Resamples that are evaluated at a time, so that the counts of a few thousand documents stay in
+# the cache: at most so many, and at most so many counts.
+_AT_ONCE, _COUNTS_AT_ONCE = 64, 1 << 22
 
 # Below this share of defined replicates, the rest no longer describe the metric's distribution.
 MIN_DEFINED_SHARE = 0.5
@@ -47,10 +55,29 @@ class Statistic(Generic[T]):
         n: number of documents.
         at: value when document i counts ``counts[i]`` times (int64 [n], not all zero). Raises
             `UndefinedMetricError` where there is no value.
+        many: numbers for many counts at a time: float64 [n, R] -> [R, ...], NaN where there is no
+            value. None if there is no quicker way than one after the other.
     """
 
     n: int
     at: Callable[[Counts], T]
+    many: Callable[[Floats], Floats] | None = None
+
+
+def of_many(n: int, many: Callable[[Floats], Floats], undefined: str = "") -> Statistic[Any]:
+    """A statistic that is written for many counts at a time (see `Statistic.many`).
+
+    Args:
+        undefined: why a value does not exist, if it is NaN; "" where NaN is the value.
+    """
+
+    def at(counts: Counts) -> Any:
+        (value,) = many(counts.astype(np.float64)[:, None])
+        if undefined and np.isnan(value):
+            raise UndefinedMetricError(undefined)
+        return float(value) if np.ndim(value) == 0 else value
+
+    return Statistic(n, at, many)
 
 
 def metric(undefined: T) -> Callable[[Callable[P, Statistic[T]]], Callable[P, T]]:
@@ -78,9 +105,44 @@ def metric(undefined: T) -> Callable[[Callable[P, Statistic[T]]], Callable[P, T]
     return decorate
 
 
-def mean_of(values: NDArray[np.float64]) -> Statistic[float]:
+def mean_of(values: Floats) -> Statistic[float]:
     """The mean of one finite number per document (float64 [n])."""
-    return Statistic(len(values), lambda counts: float(counts @ values / counts.sum()))
+    return of_many(len(values), lambda counts: np.asarray(values @ counts / counts.sum(axis=0)))
+
+
+class Draws:
+    """Some resamples of n documents, for `values_at`.
+
+    Attributes:
+        counts: int64 [R, n], how often each document was drawn.
+    """
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+
+    @cached_property
+    def columns(self) -> Floats:
+        """The counts as `Statistic.many` takes them: [n, R]."""
+        return np.ascontiguousarray(self.counts.T, dtype=np.float64)
+
+
+def blocks(documents: int, n: int = 1000, seed: int = 0) -> Iterator[Draws]:
+    """`resamples`, many at a time; of one order, so the first ones are the first of `resamples`.
+
+    Raises:
+        ValueError: as `resamples`.
+    """
+    drawn = resamples(documents, n, seed)
+    size = max(1, min(_AT_ONCE, _COUNTS_AT_ONCE // documents))
+    while some := list(itertools.islice(drawn, size)):
+        yield Draws(np.array(some))
+
+
+def values_at(statistic: Statistic[Any], draws: Draws) -> Floats:
+    """A statistic on some resamples, [R, ...]; NaN where there is no value. No warnings."""
+    if statistic.many is not None:
+        return statistic.many(draws.columns)
+    return np.array([number_at(statistic, counts) for counts in draws.counts])
 
 
 class Interval(NamedTuple):
@@ -151,7 +213,7 @@ def replicates(
             statistic = _bind(fn, arrays)
         except UndefinedMetricError:
             return np.full(n, np.nan)
-        return np.array([number_at(statistic, c) for c in resamples(documents, n, seed)])
+        return np.concatenate([values_at(statistic, draws) for draws in blocks(documents, n, seed)])
 
 
 def stderr(fn: Callable[..., Any], *arrays: ArrayLike, n: int = 1000, seed: int = 0) -> float:

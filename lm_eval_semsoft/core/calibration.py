@@ -23,16 +23,16 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import scipy.fft
-import scipy.optimize
 from numpy.typing import ArrayLike
 
-from .bootstrap import Counts, Statistic, UndefinedMetricError, mean_of, metric
+from .bootstrap import Counts, Statistic, UndefinedMetricError, mean_of, metric, of_many
 from .classification import (
     Bools,
     Floats,
     Ints,
     confidence_and_correct,
     scores_and_target,
+    sums_by,
     tie_starts,
 )
 from .errors import check_choice
@@ -44,6 +44,9 @@ ROUNDING = 0.01
 
 # Bin edges that are looked at in one go by the sweep: enough to hide numpy's overhead.
 EDGES_AT_ONCE = 1 << 18
+
+# The sweep looks at so few bins for all resamples at once: it hardly ever needs more.
+EARLY = 16
 
 # Cells of the grid that `smooth_ece` smooths on. A result is its own bandwidth, so only results
 # of about a cell are rounded (by up to 1e-4); others are right to 1e-5.
@@ -101,16 +104,23 @@ def ece(
     """
     _check_options(n_bins, norm)
     conf, right = _confidence_and_correct(confidence, correct)
+    totals = bin_totals(conf, right.astype(np.float64), n_bins)
+    return of_many(len(conf), lambda counts: _error(*totals(counts), norm))
+
+
+def bin_totals(conf: Floats, right: Floats, n_bins: int) -> Callable[[Floats], Floats]:
+    """Documents, right answers and summed confidence of equal-width bins.
+
+    Args:
+        conf: [n].
+        right: [n], 0 or 1.
+
+    Returns:
+        counts [n, R] -> [3, n_bins, R].
+    """
     bins = _equal_width_bins(conf, n_bins)
-
-    def at(counts: Counts) -> float:
-        count = np.bincount(bins, counts, n_bins)
-        rights = np.bincount(bins, counts * right, n_bins)
-        conf_sum = np.bincount(bins, counts * conf, n_bins)
-        used = count > 0
-        return _error(count[used], rights[used], conf_sum[used], norm)
-
-    return Statistic(len(conf), at)
+    parts = [sums_by(bins, n_bins, values) for values in (np.ones_like(conf), right, conf)]
+    return lambda counts: np.stack([part @ counts for part in parts])
 
 
 @metric(undefined=math.nan)
@@ -136,7 +146,19 @@ def ece_mass(
     _check_options(n_bins, norm, ties)
     conf, right = _confidence_and_correct(confidence, correct)
     rank = _ranker(conf, right, ties)
-    return Statistic(len(conf), lambda counts: _binned_error(rank(counts), n_bins, norm).value)
+
+    def at(counts: Counts) -> float:
+        return _binned_error(rank(counts), n_bins, norm).value
+
+    if ties == "split":
+        return Statistic(len(conf), at)
+    rank_many = _ranker_of_many(conf, right)
+
+    def many(counts: Floats) -> Floats:
+        ranked, everyone = rank_many(counts), np.arange(counts.shape[1])
+        return _error(*ranked.totals(ranked.edges(n_bins, everyone), everyone), norm)
+
+    return Statistic(len(conf), at, many)
 
 
 @metric(undefined=SweepECE(math.nan, 0))
@@ -174,7 +196,17 @@ def ece_sweep(
         ranked = rank(counts)
         return _binned_error(ranked, _last_monotone(ranked), norm)
 
-    return Statistic(len(conf), at)
+    if ties == "split":
+        return Statistic(len(conf), at)
+    rank_many = _ranker_of_many(conf, right)
+
+    def many(counts: Floats) -> Floats:
+        values = _swept(rank_many(counts), norm)
+        for unknown in np.flatnonzero(np.isnan(values)):
+            values[unknown] = at(counts[:, unknown].astype(np.int64)).value
+        return values
+
+    return Statistic(len(conf), at, many)
 
 
 @metric(undefined=math.nan)
@@ -201,15 +233,12 @@ def smooth_ece(confidence: ArrayLike, correct: ArrayLike) -> Statistic[float]:
     position = np.clip(conf, 0, 1) * CELLS
     cell = np.minimum(position.astype(np.int64), CELLS - 1)
     gap, upper = right - conf, position - cell
+    shares = sums_by(cell, CELLS + 1, gap * (1 - upper)) + sums_by(cell + 1, CELLS + 1, gap * upper)
 
-    def at(counts: Counts) -> float:
-        weight = counts * gap / counts.sum()
-        mass = np.zeros(CELLS + 1)
-        mass += np.bincount(cell, weight * (1 - upper), CELLS + 1)
-        mass += np.bincount(cell + 1, weight * upper, CELLS + 1)
-        return _smoothed_to_its_own_width(mass)
+    def many(counts: Floats) -> Floats:
+        return _smoothed_to_its_own_width((shares @ counts / counts.sum(axis=0)).T)
 
-    return Statistic(len(conf), at)
+    return of_many(len(conf), many)
 
 
 @metric(undefined=math.nan)
@@ -310,10 +339,19 @@ def nll(probs: ArrayLike, target: ArrayLike) -> Statistic[float]:
     distribution, labels = _probs_and_target(probs, target)
     of_target = np.clip(distribution[np.arange(len(labels)), labels], 0, None)
     impossible = of_target == 0
-    loss = mean_of(-np.log(np.where(impossible, 1, of_target)))
-    return Statistic(
-        loss.n, lambda counts: math.inf if counts[impossible].any() else loss.at(counts)
-    )
+    return mean_loss(np.where(impossible, np.inf, -np.log(np.where(impossible, 1, of_target))))
+
+
+def mean_loss(losses: Floats) -> Statistic[float]:
+    """The mean of one loss per document, [n]; infinite where an infinite one counts."""
+    impossible = np.isposinf(losses)
+    finite = np.where(impossible, 0.0, losses)
+
+    def many(counts: Floats) -> Floats:
+        mean = finite @ counts / counts.sum(axis=0)
+        return np.where(counts[impossible].any(axis=0), np.inf, mean)
+
+    return of_many(len(losses), many)
 
 
 @dataclass(frozen=True)
@@ -390,7 +428,7 @@ def _binned_error(ranked: _Ranked, b: int, norm: float) -> SweepECE:
         np.add.reduceat(values, starts)
         for values in (ranked.count, ranked.right, ranked.confidence * ranked.count)
     )
-    return SweepECE(_error(count, right, conf_sum, norm), len(starts))
+    return SweepECE(float(_error(count, right, conf_sum, norm)), len(starts))
 
 
 def _last_monotone(ranked: _Ranked) -> int:
@@ -449,29 +487,154 @@ def _edges(ranked: _Ranked, candidates: Ints) -> tuple[int, Ints, Ints]:
     return tried, b, ranked.first_of(k, b)
 
 
-def _smoothed_to_its_own_width(mass: Floats) -> float:
-    """The sigma at which smECE_sigma = sigma, for gaps that lie on the points of a grid.
+@dataclass(frozen=True)
+class _RankedMany:
+    """Groups of equal confidence in ascending order, for R vectors of counts; some may be empty.
+
+    An empty group changes nothing: what counts before it also counts before the next one.
+
+    Attributes:
+        before: documents, right answers and summed confidence before each group: [3, G + 1, R].
+    """
+
+    before: Floats
+
+    def edges(self, b: int, columns: Ints) -> Ints:
+        """The group at which each of b equal-mass bins begins, and the end: [b + 1, columns].
+
+        As `_Ranked.first_of`, by bisection.
+        """
+        count, groups = self.before[0], self.before.shape[1] - 1
+        k, n = np.arange(b)[:, None], count[-1, columns]
+        wanted = np.ceil(2 * k * n / b)
+
+        def twice_middle(group: Ints) -> Floats:
+            return np.asarray(count[group, columns] + count[group + 1, columns] - 1)
+
+        low, high = np.zeros(wanted.shape, np.int64), np.full(wanted.shape, groups)
+        for _ in range(groups.bit_length()):
+            middle = np.minimum((low + high) // 2, groups - 1)
+            searched, later = low < high, twice_middle(middle) < wanted
+            high = np.where(searched & ~later, middle, high)
+            low = np.where(searched & later, middle + 1, low)
+        inside = np.minimum(low, groups - 1)
+        bins = np.minimum(b - 1, np.floor((twice_middle(inside) / 2 / n) * b))
+        first: Ints = low + ((bins < k) & (low == inside))
+        return np.vstack([first, np.full_like(columns, groups)])
+
+    def totals(self, edges: Ints, columns: Ints) -> Floats:
+        """Documents, right answers and summed confidence between edges: [3, b, columns]."""
+        return np.diff(self.before[:, edges, columns], axis=1)
+
+
+def _ranker_of_many(conf: Floats, right: Bools) -> Callable[[Floats], _RankedMany]:
+    """As `_ranker`, ties grouped."""
+    order = np.argsort(conf, kind="stable")
+    starts = tie_starts(conf[order])
+    weights = np.stack([np.ones_like(conf), right, conf])[:, order, None]
+
+    def ranked(counts: Floats) -> _RankedMany:
+        drawn = weights * counts[order]
+        if len(starts) < len(order):
+            drawn = np.add.reduceat(drawn, starts, axis=1)
+        before = np.zeros((3, len(starts) + 1, counts.shape[1]))
+        np.cumsum(drawn, axis=1, out=before[:, 1:])
+        return _RankedMany(before)
+
+    return ranked
+
+
+def _swept(ranked: _RankedMany, norm: float) -> Floats:
+    """The sweep's error where it ends at few bins, as it mostly does, else NaN: [R]."""
+    size = ranked.before.shape[2]
+    values, going = np.full(size, np.nan), np.arange(size)
+    totals = ranked.before[:, -1:]  # of one bin
+    for b in range(2, EARLY + 1):
+        more = ranked.totals(ranked.edges(b, going), going)
+        ends = _decreases(more) & (b < ranked.before[0, -1, going])
+        values[going[ends]] = _error(*totals[:, :, ends], norm)
+        going, totals = going[~ends], more[:, :, ~ends]
+    return values
+
+
+def _decreases(totals: Floats) -> Bools:
+    """Is the accuracy of a bin below that of an earlier one? From `_RankedMany.totals`: [R]."""
+    count, right, _ = totals
+    accuracy = np.where(count > 0, right / np.maximum(count, 1), -np.inf)
+    highest = np.maximum.accumulate(accuracy, axis=0)
+    lower: Bools = ((accuracy[1:] < highest[:-1]) & (count[1:] > 0)).any(axis=0)
+    return lower
+
+
+def _smoothed_to_its_own_width(mass: Floats) -> Floats:
+    """The sigma at which smECE_sigma = sigma, for gaps that lie on the points of a grid: [R].
 
     A Gaussian that is reflected at both ends without end is the heat kernel of [0, 1], and cosines
     are its eigenfunctions. Here it is the heat kernel of the grid itself: it never turns negative,
     so smECE_sigma falls steadily even where sigma is as small as a cell. It lies between
     |sum of the gaps| and the sum of their absolute values, and so does the solution.
+
+    Args:
+        mass: the gaps, [R, CELLS + 1].
     """
     width = np.full(CELLS + 1, 1 / CELLS)
     width[[0, -1]] /= 2
     cosines = scipy.fft.dct(mass / width, type=1)
     decay = (np.cos(np.pi * np.arange(CELLS + 1) / CELLS) - 1) * CELLS**2
 
-    def excess(sigma: float) -> float:
-        smoothed = scipy.fft.idct(cosines * np.exp(sigma**2 * decay), type=1)
-        return float(np.abs(smoothed) @ width) - sigma
+    def excess(sigma: Floats, rows: Ints) -> Floats:
+        heat = np.exp(sigma[:, None] ** 2 * decay)
+        smoothed = scipy.fft.idct(cosines[rows] * heat, type=1, overwrite_x=True)
+        return np.asarray(np.abs(smoothed) @ width - sigma)
 
-    low, high = abs(float(mass.sum())), float(np.abs(mass).sum())
-    if excess(low) <= 0:  # all gaps have one sign
-        return low
-    if excess(high) >= 0:  # no two gaps of different sign are near each other
-        return high
-    return float(scipy.optimize.brentq(excess, low, high, xtol=1e-9))
+    low, high = np.abs(mass.sum(axis=1)), np.abs(mass).sum(axis=1)
+    rows = np.arange(len(mass))
+    above, below = excess(low, rows), excess(high, rows)
+    # All gaps have one sign; or no two gaps of different sign are near each other.
+    found = np.where(above <= 0, low, high)
+    rows = np.flatnonzero((above > 0) & (below < 0))
+    found[rows] = _roots(excess, rows, (low[rows], above[rows]), (high[rows], below[rows]))
+    return found
+
+
+def _roots(
+    f: Callable[[Floats, Ints], Floats],
+    rows: Ints,
+    one: tuple[Floats, Floats],
+    other: tuple[Floats, Floats],
+    tolerance: float = 1e-10,
+) -> Floats:
+    """Where functions cross zero, many at a time (Chandrupatla 1997): [R].
+
+    Bisection, or inverse quadratic interpolation where three points promise that it is better.
+
+    Args:
+        f: (x [r], rows [r]) -> value of the function of each row.
+        rows: [R] which functions.
+        one, other: x [R] and value on both sides of the root; the values have different signs.
+    """
+    (a, fa), (b, fb) = one, other
+    found, place = np.empty(len(rows)), np.arange(len(rows))
+    share = fa / (fa - fb)  # the first step is the secant's
+    while len(place):
+        x = a + share * (b - a)
+        fx = f(x, rows)
+        same = (fx > 0) == (fa > 0)
+        c, fc = np.where(same, a, b), np.where(same, fa, fb)
+        b, fb = np.where(same, b, a), np.where(same, fb, fa)
+        a, fa = x, fx
+        found[place] = np.where(np.abs(fa) < np.abs(fb), a, b)
+        going = (np.abs(b - a) > 2 * tolerance) & (fa != 0)
+        place, rows = place[going], rows[going]
+        a, b, c, fa, fb, fc = (v[going] for v in (a, b, c, fa, fb, fc))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+            trusted = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi)
+            guess = fa / (fb - fa) * fc / (fb - fc)
+            guess += (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        least = tolerance / np.abs(b - a)
+        share = np.clip(np.where(trusted, guess, 0.5), least, 1 - least)
+    return found
 
 
 def _equal_width_bins(p: Floats, n_bins: int) -> Ints:
@@ -480,11 +643,10 @@ def _equal_width_bins(p: Floats, n_bins: int) -> Ints:
     return bins
 
 
-def _error(count: ArrayLike, right: ArrayLike, conf_sum: ArrayLike, norm: float) -> float:
-    """(sum_b n_b |acc_b - conf_b|^p / n)^(1/p), from the totals of bins that are not empty."""
-    size = np.asarray(count)
-    gap = np.abs(np.subtract(right, conf_sum)) / size
-    return float((size @ gap**norm / size.sum()) ** (1 / norm))
+def _error(count: Floats, right: Floats, conf_sum: Floats, norm: float) -> Floats:
+    """(sum_b n_b |acc_b - conf_b|^p / n)^(1/p), from the totals of bins: [B, ...] to [...]."""
+    gap = np.abs(right - conf_sum) / np.maximum(count, 1)  # empty bins hold nothing
+    return np.asarray(((count * gap**norm).sum(axis=0) / count.sum(axis=0)) ** (1 / norm))
 
 
 def _confidence_and_correct(confidence: ArrayLike, correct: ArrayLike) -> tuple[Floats, Bools]:

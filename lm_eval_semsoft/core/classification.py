@@ -24,7 +24,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import ArrayLike, NDArray
 
-from .bootstrap import Counts, Statistic, UndefinedMetricError, mean_of, metric
+from .bootstrap import Statistic, UndefinedMetricError, mean_of, metric, of_many
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -61,18 +61,26 @@ def macro_f1(probs: ArrayLike, target: ArrayLike) -> Statistic[float]:
     Raises:
         ValueError: as `accuracy`.
     """
+    return _label_mean(label_f1(probs, target))
+
+
+def label_f1(probs: ArrayLike, target: ArrayLike) -> Statistic[Floats]:
+    """F1 of each label, as `macro_f1` averages it: [L], NaN where a label does not occur.
+
+    Raises:
+        ValueError, UndefinedMetricError: as `accuracy`.
+    """
     scores, labels = scores_and_target(probs, target)
     predicted = scores.argmax(axis=1)
-    hit = predicted == labels
-    size = scores.shape[1]
+    size, hit = scores.shape[1], predicted == labels
+    hits_of = sums_by(labels, size, hit.astype(np.float64))
+    total_of = sums_by(labels, size) + sums_by(predicted, size)
 
-    def at(counts: Counts) -> float:
-        hits = np.bincount(labels[hit], counts[hit], size)
-        total = np.bincount(labels, counts, size) + np.bincount(predicted, counts, size)
-        occurs = total > 0
-        return float(np.mean(2 * hits[occurs] / total[occurs]))
+    def many(counts: Floats) -> Floats:
+        with np.errstate(invalid="ignore"):
+            return np.asarray((2 * (hits_of @ counts) / (total_of @ counts)).T)
 
-    return Statistic(len(labels), at)
+    return of_many(len(labels), many)
 
 
 @metric(undefined=math.nan)
@@ -99,7 +107,17 @@ def auroc(probs: ArrayLike, target: ArrayLike) -> Statistic[float]:
     occurring = np.unique(labels)
     if len(occurring) < 2:
         raise UndefinedMetricError("all targets are the same label, so there is nothing to rank")
-    return _mean_auc(scores[:, occurring], labels[:, None] == occurring)
+    return _label_mean(_areas(scores[:, occurring], labels[:, None] == occurring), _NO_PAIR)
+
+
+def label_auroc(probs: ArrayLike, target: ArrayLike) -> Statistic[Floats]:
+    """One-vs-rest area of each label, as `auroc` averages it: [L], NaN where nothing is ranked.
+
+    Raises:
+        ValueError, UndefinedMetricError: as `accuracy`.
+    """
+    scores, labels = scores_and_target(probs, target)
+    return _areas(scores, labels[:, None] == np.arange(scores.shape[1]))
 
 
 @metric(undefined=math.nan)
@@ -121,7 +139,7 @@ def confidence_auroc(confidence: ArrayLike, correct: ArrayLike) -> Statistic[flo
     scores, right = confidence_and_correct(confidence, correct)
     if right.all() or not right.any():
         raise UndefinedMetricError(f"all answers are {'right' if right.all() else 'wrong'}")
-    return _mean_auc(scores[:, None], right[:, None])
+    return _label_mean(_areas(scores[:, None], right[:, None]), _NO_PAIR)
 
 
 @metric(undefined=math.nan)
@@ -144,18 +162,21 @@ def auarc(confidence: ArrayLike, correct: ArrayLike) -> Statistic[float]:
     starts = tie_starts(scores[order])
     right = right[order]
 
-    def at(counts: Counts) -> float:
+    def many(counts: Floats) -> Floats:
         drawn = counts[order]
         size = np.add.reduceat(drawn, starts)
-        hits = np.add.reduceat(drawn * right, starts)
-        size, hits = size[size > 0], hits[size > 0]
-        rate = hits / size
-        # Inside a tie the expected number of right answers grows on a straight line.
-        offset = (np.cumsum(hits) - hits) - rate * (np.cumsum(size) - size)
-        kept = np.arange(1, size.sum() + 1)
-        return float(np.mean(np.repeat(offset, size) / kept + np.repeat(rate, size)))
+        hits = np.add.reduceat(drawn * right[:, None], starts)
+        kept = np.cumsum(size, axis=0)
+        rate = hits / np.maximum(size, 1)
+        # Inside a tie the expected number of right answers grows on a straight line, so the sum
+        # over k of hits / k is one of 1 / k: a difference of harmonic numbers.
+        offset = (np.cumsum(hits, axis=0) - hits) - rate * (kept - size)
+        harmonic = np.append(0, np.cumsum(1 / np.arange(1, kept[-1].max() + 1)))
+        last = kept.astype(np.int64)
+        within = np.diff(harmonic[last], axis=0, prepend=0)
+        return np.asarray((offset * within + rate * size).sum(axis=0) / kept[-1])
 
-    return Statistic(len(right), at)
+    return of_many(len(right), many)
 
 
 def correctness(probs: ArrayLike, target: ArrayLike) -> Bools:
@@ -245,15 +266,36 @@ def tie_starts(ranked: Floats) -> NDArray[np.intp]:
     return np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
 
 
-def _mean_auc(scores: Floats, positive: Bools) -> Statistic[float]:
-    """Mean area under the ROC curve over columns ([n, C] each), by weighted mid-ranks.
+def sums_by(group: Ints, size: int, values: Floats | None = None) -> scipy.sparse.csr_array:
+    """The matrix [size, n] that sums over the documents of each group; `values` weight them."""
+    weights = np.ones(len(group)) if values is None else values
+    return scipy.sparse.csr_array((weights, (group, np.arange(len(group)))), (size, len(group)))
+
+
+_NO_PAIR = "no positive meets a negative"
+
+
+def _label_mean(of_labels: Statistic[Floats], undefined: str = "") -> Statistic[float]:
+    """The mean over the labels that have a value."""
+    each = of_labels.many
+    assert each is not None
+
+    def many(counts: Floats) -> Floats:
+        values = each(counts)
+        known = ~np.isnan(values)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(np.where(known, values, 0.0).sum(axis=1) / known.sum(axis=1))
+
+    return of_many(of_labels.n, many, undefined)
+
+
+def _areas(scores: Floats, positive: Bools) -> Statistic[Floats]:
+    """Area under the ROC curve of every column ([n, C] each), by weighted mid-ranks: [C].
 
     With w the counts and R_i the weight ranked below document i plus half of the weight tied with
     it (itself included), the positives give sum w_i R_i = U + W_pos^2 / 2, and AUC is
-    U / (W_pos W_neg). Sorting does not depend on the counts, so it is done once.
-
-    Args:
-        positive: at least one in every column.
+    U / (W_pos W_neg). Sorting does not depend on the counts, so it is done once. NaN for columns
+    without a positive or a negative.
     """
     n, columns = scores.shape
     order = np.argsort(scores, axis=0)
@@ -274,25 +316,23 @@ def _mean_auc(scores: Floats, positive: Bools) -> Statistic[float]:
         (np.ones(len(ranking)), ranking, segments), shape=(len(segments) - 1, n)
     )
     below_at, through_at = end_at[1:].reshape(2, -1)
-    starts = np.searchsorted(column, np.arange(columns))
+    of_column = sums_by(column, columns)
 
-    def at(counts: Counts) -> float:
-        drawn = counts.astype(np.float64)
-        weight_before = np.append(0, np.cumsum(between @ drawn))
-        weight, total = drawn[document], drawn.sum()
-        positives = np.add.reduceat(weight, starts)
-        pairs = positives * (total - positives)
-        if not pairs.any():
-            raise UndefinedMetricError("no positive meets a negative")
-        twice_rank_sum = np.add.reduceat(
-            weight * (weight_before[below_at] + weight_before[through_at]), starts
+    def many(counts: Floats) -> Floats:
+        weight_before = np.zeros((len(segments), counts.shape[1]))
+        np.cumsum(between @ counts, axis=0, out=weight_before[1:])
+        weight, total = counts[document], counts.sum(axis=0)
+        positives = of_column @ weight
+        twice_rank_sum = of_column @ (
+            weight * (weight_before[below_at] + weight_before[through_at])
         )
         # The ranking of column c begins after c rankings of all documents.
-        earlier = positives * np.arange(columns) * total
+        earlier = positives * np.arange(columns)[:, None] * total
         wins = twice_rank_sum / 2 - earlier - positives**2 / 2
-        return float(np.mean(wins[pairs > 0] / pairs[pairs > 0]))
+        with np.errstate(invalid="ignore"):
+            return np.asarray((wins / (positives * (total - positives))).T)
 
-    return Statistic(n, at)
+    return of_many(n, many)
 
 
 def _scores(probs: ArrayLike) -> Floats:
