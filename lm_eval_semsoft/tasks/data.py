@@ -14,23 +14,19 @@ from __future__ import annotations
 
 import csv
 import difflib
-import functools
 import hashlib
 import io
 import json
 import logging
 import os
 import re
-import ssl
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lm_eval_semsoft.core.errors import check_choice
+from lm_eval_semsoft.engine.hub import hub_problem
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +35,6 @@ RowReader = Callable[[Path], list[Row]]
 
 SOURCES = ("local", "hub", "embedded")
 EMBEDDED_DIR = Path(__file__).parent / "embedded"
-PROBE_SECONDS = 3.0  # how long one process waits, once, to learn that there is no network
 
 
 class DataUnavailable(RuntimeError):
@@ -135,7 +130,7 @@ def load_rows(spec: DatasetSpec, split: str, source: str | None = None) -> Loade
 
     Raises:
         DataUnavailable: no allowed source has the split. Without a network this takes at most
-            about `PROBE_SECONDS`, once per process.
+            about `engine.hub.PROBE_SECONDS`, once per process.
         BrokenData: a file was found and is broken.
         ValueError: ``SEMSOFT_DATA`` is not a known source.
     """
@@ -254,35 +249,6 @@ _FINDERS: dict[str, Callable[[DatasetSpec, str], Path]] = {
     "hub": _find_hub,
     "embedded": _find_embedded,
 }
-
-
-@functools.cache
-def hub_problem(endpoint: str) -> str | None:
-    """Why ``endpoint`` cannot be reached, or None; asked once per process.
-
-    ``datasets`` and ``huggingface_hub`` retry for some 25 s when there is no network. The question
-    runs in a daemon thread because a name server that does not answer ignores socket timeouts.
-    """
-    answer: list[str | None] = []
-    thread = threading.Thread(target=lambda: answer.append(_ask(endpoint)), daemon=True)
-    thread.start()
-    thread.join(PROBE_SECONDS)
-    return answer[0] if answer else f"{endpoint} did not answer within {PROBE_SECONDS:.0f} s"
-
-
-def _ask(endpoint: str) -> str | None:
-    """One HEAD request, through the proxies of the environment; any answer at all is fine."""
-    try:
-        request = urllib.request.Request(endpoint, method="HEAD")
-        urllib.request.urlopen(request, timeout=PROBE_SECONDS).close()
-    except urllib.error.HTTPError:
-        return None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLError):  # somebody is there; hub and urllib differ in CAs
-            return None
-        return f"{endpoint} cannot be reached ({reason})"
-    return None
 
 
 # --- reading a file ------------------------------------------------------------------------------
