@@ -16,7 +16,8 @@ from sklearn.model_selection import KFold
 from lm_eval_semsoft.core import probes
 from lm_eval_semsoft.core.alignment import spearman
 from lm_eval_semsoft.core.bootstrap import UndefinedMetricWarning, interval, stderr
-from lm_eval_semsoft.core.probes import PENALTIES, Estimate, principal_scores, probe
+from lm_eval_semsoft.core.probes import Estimate, probe
+from lm_eval_semsoft.core.ridge import PENALTIES, Ridge, principal_scores
 
 FEW = {"permutations": 20, "draws": 50}
 
@@ -51,7 +52,7 @@ def test_it_is_scikit_learns_ridge_and_least_squares(n, d):
         centred = x[train] - x[train].mean(axis=0)
         alphas = PENALTIES * (centred**2).sum()
         theirs = RidgeCV(alphas=alphas).fit(x[train], y[train])
-        ours = probes.Ridge(scores[train], y[train, None])
+        ours = Ridge(scores[train], y[train, None])
         assert alphas[ours.choice[0]] == theirs.alpha_
         assert ours.error[0] == pytest.approx(-theirs.best_score_, rel=1e-8)
         np.testing.assert_allclose(
@@ -68,7 +69,7 @@ def test_many_targets_are_scikit_learns_alpha_per_target():
     y[:, 0] += x[:, 0]
     alphas = PENALTIES * ((x - x.mean(axis=0)) ** 2).sum()
     theirs = RidgeCV(alphas=alphas, alpha_per_target=True).fit(x, y)
-    ours = probes.Ridge(principal_scores(x), y)
+    ours = Ridge(principal_scores(x), y)
     assert len(set(ours.choice)) > 1
     np.testing.assert_array_equal(alphas[ours.choice], theirs.alpha_)
     np.testing.assert_allclose(ours.predict(principal_scores(x)), theirs.predict(x), rtol=1e-6)
