@@ -5,7 +5,7 @@ Notation: n documents, D layers, d numbers per layer; `hidden` [n, D, d] are act
 predictions of documents that the probe was not trained on (k folds).
 
 **The probe** is ridge regression. Its penalty is the one of `PENALTIES` with the smallest
-leave-one-out error *inside* the training documents (scikit-learn's ``RidgeCV``, to the digit). So
+leave-one-out error *inside* the training documents (scikit-learn's ``RidgeCV``). So
 is the layer behind the headline: each fold's training documents choose it, its own documents are
 then predicted with it, and the headline has seen no maximum of noise. `max_over_layers` has: it
 looks at all results and reports the best one, as studies of probes usually do.
@@ -21,7 +21,7 @@ and layer would decide how much it counts, and they are chosen so that chance co
 predict each other, so their contributions come in pairs (of one product y_i y_j, counted twice).
 How wide they must be is measured where it is known that there is nothing to find: on shuffled
 targets, which run through the whole procedure, choice of penalty and layer included. The percentile
-intervals are stretched until 95 % of those of the shuffles contain 0 (about 1.5 times). The same
+intervals are stretched until 95 % of those of the shuffles contain 0 (1.4 to 2 times). The same
 shuffles give the headline's p-value and each layer's control.
 
 **Cost.** Ridge and the minimum-norm solution know the activations only up to a rotation, so a layer

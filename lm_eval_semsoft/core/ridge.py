@@ -1,6 +1,6 @@
 """Ridge regression with the penalty chosen by leave-one-out, for many targets at once.
 
-What scikit-learn's ``RidgeCV`` does, to the digit, but one decomposition serves all penalties, all
+What scikit-learn's ``RidgeCV`` does, but one decomposition serves all penalties, all
 targets and the minimum-norm solution beside it (Hastie, Tibshirani & Friedman, The Elements of
 Statistical Learning, 2nd edition, 3.4.1 and 7.10).
 """
