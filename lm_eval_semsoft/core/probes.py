@@ -5,7 +5,7 @@ Notation: n documents, D layers, d numbers per layer; `hidden` [n, D, d] are act
 predictions of documents that the probe was not trained on (k folds).
 
 **The probe** is ridge regression. Its penalty is the one of `PENALTIES` with the smallest
-leave-one-out error *inside* the training documents (scikit-learn's ``RidgeCV``, to the digit). So
+leave-one-out error *inside* the training documents (scikit-learn's ``RidgeCV``). So
 is the layer behind the headline: each fold's training documents choose it, its own documents are
 then predicted with it, and the headline has seen no maximum of noise. `max_over_layers` has: it
 looks at all results and reports the best one, as studies of probes usually do.
@@ -21,7 +21,7 @@ and layer would decide how much it counts, and they are chosen so that chance co
 predict each other, so their contributions come in pairs (of one product y_i y_j, counted twice).
 How wide they must be is measured where it is known that there is nothing to find: on shuffled
 targets, which run through the whole procedure, choice of penalty and layer included. The percentile
-intervals are stretched until 95 % of those of the shuffles contain 0 (about 1.5 times). The same
+intervals are stretched until 95 % of those of the shuffles contain 0 (1.4 to 2 times). The same
 shuffles give the headline's p-value and each layer's control.
 
 **Cost.** Ridge and the minimum-norm solution know the activations only up to a rotation, so a layer
@@ -47,9 +47,8 @@ from sklearn.model_selection import KFold
 from .alignment import MIN_PAIRS, _percentiles_of, spearman_matrix
 from .bootstrap import UndefinedMetricWarning, resamples
 from .classification import Bools, Floats, Ints
+from .ridge import PENALTIES, Ridge, principal_scores
 
-# Times the trace of the training documents' Gram matrix: from hardly any penalty to nearly all.
-PENALTIES: Floats = 10.0 ** np.arange(-5, 1.25, 0.5)
 MIN_PERMUTATIONS = 20  # with fewer, nobody knows how wide an interval must be
 
 Fold = tuple[Ints, Ints]  # training documents, documents left out
@@ -220,76 +219,6 @@ def _fit_layer(
     known = [x for x in ols if x == x]  # a fold where all targets are equal has no correlation
     mean_ols = float(np.mean(known)) if known else math.nan
     return _Fit(predicted[:, 0].copy(), r, naive, mean_ols, tuple(penalties)), predicted, error
-
-
-def principal_scores(x: Floats) -> Floats:
-    """Rows of `x` [n, d] about their mean, rotated into as few as min(n, d) columns.
-
-    Scalar products between rows stay as they are, and ridge and minimum-norm least squares depend
-    on nothing else.
-    """
-    x = x - x.mean(axis=0)
-    if x.shape[1] <= x.shape[0]:
-        return x
-    values, vectors = np.linalg.eigh(x @ x.T)
-    return np.asarray(vectors * np.sqrt(values.clip(0)))
-
-
-class Ridge:
-    """Ridge regression on some documents for T targets, each with its own penalty.
-
-    With the training documents' thin decomposition X = U diag(s) V' (about their mean), the fit to
-    y is U diag(s²/(s²+a)) U'y, and leaving document i out changes its residual by the factor
-    1/(1 - h_ii), h the matrix of that fit plus 1/m for the intercept.
-
-    Args:
-        x: [m, k]. y: [m, T].
-
-    Attributes:
-        choice: [T] index of the penalty in `PENALTIES`; as in RidgeCV the first of equals.
-        error: [T] its mean squared leave-one-out error.
-    """
-
-    def __init__(self, x: Floats, y: Floats) -> None:
-        self.x_mean, self.y_mean = x.mean(axis=0), y.mean(axis=0)
-        u, self._s, self._v = _thin(x - self.x_mean)
-        y = y - self.y_mean
-        self._uy = u.T @ y
-        self._alphas = PENALTIES * float(self._s @ self._s)
-        errors = np.array([self._error(u, y, alpha) for alpha in self._alphas])
-        self.choice = errors.argmin(axis=0)
-        self.error = errors.min(axis=0)
-
-    def _error(self, u: Floats, y: Floats, alpha: float) -> Floats:
-        shrink = self._s**2 / (self._s**2 + alpha)
-        leverage = 1 / len(y) + u**2 @ shrink
-        residual = y - (u * shrink) @ self._uy
-        return np.asarray(((residual / (1 - leverage)[:, None]) ** 2).mean(axis=0))
-
-    def predict(self, x: Floats) -> Floats:
-        """Predictions [m', T] with the chosen penalties."""
-        alpha = self._alphas[self.choice]
-        s = self._s[:, None]
-        return self._predict(x, s / (s**2 + alpha))
-
-    def predict_ols(self, x: Floats) -> Floats:
-        """Predictions [m', T] of least squares, of minimum norm where m <= k."""
-        return self._predict(x, 1 / self._s[:, None])
-
-    def _predict(self, x: Floats, weights: Floats) -> Floats:
-        projected = (x - self.x_mean) @ self._v
-        return np.asarray(projected @ (weights * self._uy) + self.y_mean)
-
-
-def _thin(x: Floats) -> tuple[Floats, Floats, Floats]:
-    """U [m, r], s [r], V [k, r] of a centred matrix [m, k] of rank r."""
-    tall = x.shape[0] > x.shape[1]
-    values, vectors = np.linalg.eigh(x.T @ x if tall else x @ x.T)
-    # The square of what ``numpy.linalg.lstsq`` cuts at is below what squaring left.
-    real = values > values[-1] * max(x.shape) * np.finfo(np.float64).eps
-    s, vectors = np.sqrt(values[real]), vectors[:, real]
-    other = (x @ vectors if tall else x.T @ vectors) / s
-    return (other, s, vectors) if tall else (vectors, s, other)
 
 
 # --- the headline --------------------------------------------------------------------------------

@@ -7,15 +7,24 @@ import json
 import math
 import pickle
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable
 
 from lm_eval_semsoft.core import probes
 from lm_eval_semsoft.core.bootstrap import UndefinedMetricWarning
+from lm_eval_semsoft.models.semsoft_hf import SemsoftHF
+from lm_eval_semsoft.reports.probe import Settings, probe_all
 from lm_eval_semsoft.tasks import probe_metrics
 
 SHAPE = (3, 16)
@@ -132,7 +141,87 @@ def test_documents_without_activations_or_target_are_left_out() -> None:
 
 def test_one_warning_says_why_there_is_no_probe() -> None:
     items = items_of(*documents(n=8))
-    with pytest.warns(UndefinedMetricWarning, match="there are 8 documents") as seen:
-        for metric in (probe_metrics.r, probe_metrics.r_stderr, probe_metrics.layer):
-            assert math.isnan(metric(items))
-    assert len(seen) == 1
+    with pytest.warns(UndefinedMetricWarning, match="there are 8 documents"):
+        assert math.isnan(probe_metrics.r(items))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert math.isnan(probe_metrics.r_stderr(items))
+        assert math.isnan(probe_metrics.layer(items))
+
+
+# ------------------------------------------------------------------ in the harness
+
+WORDS = ("river", "stone", "cloud", "lamp", "bread", "horse")
+
+
+def quiz(**_: Any) -> dict[str, datasets.Dataset]:
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "id": f"q{i:02}",
+            "text": " ".join(rng.choice(WORDS, size=6)),
+            "human_entropy": float(rng.random()),
+            "labels": [0],
+        }
+        for i in range(24)
+    ]
+    return {"test": datasets.Dataset.from_list(rows)}
+
+
+def process(doc: Any, results: Any) -> dict[str, Any]:
+    return probe_metrics.payloads(doc, results, doc["human_entropy"])
+
+
+def task() -> ConfigurableTask:
+    aggregations = {
+        "probe_r": probe_metrics.r,
+        "probe_r_stderr": probe_metrics.r_stderr,
+        "probe_layer": probe_metrics.layer,
+    }
+    return ConfigurableTask(
+        config={
+            "task": "quiz",
+            "custom_dataset": quiz,
+            "test_split": "test",
+            "output_type": "multiple_choice",
+            "doc_to_text": "{{text}}\nAnswer:",
+            "doc_to_choice": ["A", "B"],
+            "doc_to_target": 0,
+            "process_results": process,
+            "metric_list": [
+                {"metric": name, "aggregation": own, "higher_is_better": True}
+                for name, own in aggregations.items()
+            ],
+        }
+    )
+
+
+@pytest.mark.parametrize("capture", [None, "hidden"])
+def test_in_the_table_and_the_samples_of_a_run(
+    tiny_model: Callable[[str], Any], tmp_path: Path, capture: str | None
+) -> None:
+    tiny = tiny_model("llama")
+    folder = tmp_path / "readouts"
+    own = {} if capture is None else {"capture": capture}
+    lm = SemsoftHF(tiny.model, tokenizer=tiny.tokenizer, readouts=folder, **own)
+    manager = TaskManager(include_defaults=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UndefinedMetricWarning)
+        out = simple_evaluate(lm, tasks=[task()], bootstrap_iters=0, task_manager=manager)
+    results = out["results"]["quiz"]
+    tracker = EvaluationTracker(output_path=str(tmp_path / "out"))
+    tracker.general_config_tracker.model_name_sanitized, tracker.date_id = "tiny", "now"
+    tracker.save_results_samples("quiz", out["samples"]["quiz"])
+    (samples,) = (tmp_path / "out").rglob("samples_quiz_*.jsonl")
+    line = json.loads(samples.read_text().splitlines()[0])
+    if capture is None:
+        assert math.isnan(results["probe_r,none"])
+        assert line["probe_r"][0] is None
+        return
+    assert line["probe_r"][0].startswith("activations ")
+    assert max(map(len, samples.read_text().splitlines())) < 4000
+    settings = Settings(permutations=probe_metrics.PERMUTATIONS)
+    (expected,) = probe_all([folder], "human_entropy", settings=settings).tables
+    assert results["probe_r,none"] == expected.probe.pearson.r
+    assert results["probe_r_stderr,none"] == expected.probe.stderr
+    assert results["probe_layer,none"] == expected.probe.layer
