@@ -18,6 +18,8 @@ SET_UP = {
     'pip install -e ".[dev]" && pytest',
 }
 
+GROUPS = {"human_alignment": "coane_mc"}  # and one of its tasks, which the table shows
+
 
 def commands(text: str) -> list[str]:
     """The indented commands; a line that ends in a backslash goes on in the next."""
@@ -73,11 +75,13 @@ def run(command: str, tiny_model_path: str, cwd: Path) -> None:
     done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     if "--tasks" in words:
-        assert "|goemotions_zs|" in done.stdout
+        asked = words[words.index("--tasks") + 1]
+        task = GROUPS.get(asked, asked)
+        assert re.search(rf"\|[ -]*{task}\s*\|", done.stdout), done.stdout[-2000:]
 
 
 def on_tiny_model(words: list[str], path: str) -> list[str]:
     words = [re.sub(r"pretrained=[^,]+", f"pretrained={path}", word) for word in words]
     if "--model_args" not in words:
         words += ["--model_args", f"pretrained={path}"]
-    return words if "explain" in words else [*words, "--limit", "12"]
+    return words if "explain" in words else [*words, "--limit", "24"]

@@ -172,7 +172,7 @@ def test_unknown_options(embedded):
 
 def test_the_sample(embedded):
     test = coane.load_mc()["test"]
-    assert len(test) == 16
+    assert len(test) == 24
     assert set(test["published_data"]) == {0}
     assert coane.load_oe()["test"]["question"][:] == test["question"][:]
     for doc in test:
