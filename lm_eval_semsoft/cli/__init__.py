@@ -12,7 +12,17 @@ from typing import Annotated
 import typer
 
 from lm_eval_semsoft import __version__
-from lm_eval_semsoft.cli import compare, doctor, explain, harness, report, rescore, tune
+from lm_eval_semsoft.cli import (
+    align,
+    compare,
+    doctor,
+    explain,
+    harness,
+    probe,
+    report,
+    rescore,
+    tune,
+)
 
 EXAMPLES = """
 **Examples**
@@ -48,6 +58,8 @@ app.command(rich_help_panel=READ, epilog=explain.EXAMPLES)(explain.explain)
 app.command(rich_help_panel=READ, epilog=rescore.EXAMPLES)(rescore.rescore)
 app.command(rich_help_panel=READ, epilog=compare.EXAMPLES)(compare.compare)
 app.command(rich_help_panel=READ, epilog=tune.EXAMPLES)(tune.tune)
+app.command(rich_help_panel=READ, epilog=align.EXAMPLES)(align.align)
+app.command(rich_help_panel=READ, epilog=probe.EXAMPLES)(probe.probe)
 app.command(rich_help_panel=READ, epilog=report.EXAMPLES)(report.report)
 app.command(rich_help_panel=INSTALLATION)(doctor.doctor)
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 import scipy.linalg
@@ -42,7 +43,8 @@ SPACES = ("raw", "centered", "pc:N", "whitened")
 LOG_SILENCE = float(np.log(np.finfo(np.float64).tiny))
 
 _FIT_ROWS = 65536  # rows that principal directions are fitted on, evenly spaced over the vocabulary
-_ROWS = 16384  # vocabulary rows in flight, so that no second copy of E is ever made
+# Vocabulary rows in flight: no second copy of E is ever made, and what is made stays in the cache.
+_ROWS = 1024
 
 
 # --------------------------------------------------------------------------------------------
@@ -162,13 +164,45 @@ class Space:
         """Map [n, d] vectors to [n, d] unit vectors (zero vectors stay zero)."""
         x = vectors.to(self.mean) - self.mean
         if self.removed is not None:
-            x = x - (x @ self.removed) @ self.removed.T
+            x -= (x @ self.removed) @ self.removed.T
         if self.whitening is not None:
             x = x @ self.whitening
-        return torch.nn.functional.normalize(x, dim=-1, eps=1e-12)
+        return x.div_(x.norm(dim=-1, keepdim=True).clamp_min_(1e-12))
 
 
-def fit_space(embeddings: torch.Tensor, space: str) -> Space:
+class Moments:
+    """Mean and covariance of E's rows, each computed once: what spaces of one E share.
+
+    Args:
+        embeddings: [V, d], any float type, on any device.
+    """
+
+    def __init__(self, embeddings: torch.Tensor) -> None:
+        self.embeddings = embeddings
+
+    @cached_property
+    def mean(self) -> torch.Tensor:
+        """[d], float32."""
+        e = self.embeddings
+        # Sums of sums in float64 on the CPU: some devices have no float64.
+        total = torch.zeros(e.shape[1], dtype=torch.float64)
+        for chunk in e.split(_ROWS):
+            total += chunk.float().sum(0).cpu()
+        return (total / len(e)).to(e.device, torch.float32)
+
+    @cached_property
+    def covariance(self) -> torch.Tensor:
+        """[d, d], float32, of `_FIT_ROWS` rows that are evenly spaced over the vocabulary."""
+        e, d = self.embeddings, self.embeddings.shape[1]
+        found = torch.zeros(d, d, device=e.device)
+        sample = e[:: -(-len(e) // _FIT_ROWS)]
+        for chunk in sample.split(_ROWS):
+            centred = chunk.float() - self.mean
+            found += centred.T @ centred / len(sample)
+        return found
+
+
+def fit_space(embeddings: torch.Tensor, space: str, moments: Moments | None = None) -> Space:
     """Fit phi on the output-embedding matrix E.
 
     A softmax does not change when one vector is added to every row of E, so cosines of raw rows
@@ -178,38 +212,30 @@ def fit_space(embeddings: torch.Tensor, space: str) -> Space:
     Args:
         embeddings: [V, d], any float type, on any device.
         space: see `Scoring`.
+        moments: of these embeddings, where several spaces are fitted.
     """
     kind, n_directions = parse_space(space)
     d = embeddings.shape[1]
     if kind == "raw":
         return Space(torch.zeros(d, device=embeddings.device))
-    # Sums of sums in float64 on the CPU: some devices have no float64.
-    total = sum(c.float().sum(0).cpu().double() for c in embeddings.split(_ROWS))
-    mean = torch.as_tensor(total / len(embeddings), dtype=torch.float32, device=embeddings.device)
+    moments = moments or Moments(embeddings)
     if kind == "centered":
-        return Space(mean)
+        return Space(moments.mean)
     wanted = min(n_directions, d - 1) if kind == "pc" else d
-    eigenvalues, directions = _principal_directions(embeddings, mean, wanted)
+    eigenvalues, directions = _principal_directions(moments.covariance, wanted)
     if kind == "pc":
-        return Space(mean, removed=directions)
+        return Space(moments.mean, removed=directions)
     # Directions without variance carry no information and would only amplify rounding.
     scale = eigenvalues.clamp_min(1e-6 * eigenvalues[-1].item()).rsqrt()
-    return Space(mean, whitening=directions * scale)
+    return Space(moments.mean, whitening=directions * scale)
 
 
-def _principal_directions(
-    e: torch.Tensor, mean: torch.Tensor, n: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The n largest eigenvalues of the covariance of E's rows, ascending: [n], vectors [d, n]."""
-    covariance = torch.zeros(len(mean), len(mean), device=mean.device)
-    sample = e[:: -(-len(e) // _FIT_ROWS)]
-    for chunk in sample.split(_ROWS):
-        centred = chunk.float() - mean
-        covariance += centred.T @ centred / len(sample)
-    d = len(mean)
+def _principal_directions(covariance: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The n largest eigenvalues of a covariance [d, d], ascending: [n], and vectors [d, n]."""
+    d = len(covariance)
     found = scipy.linalg.eigh(covariance.cpu().double().numpy(), subset_by_index=[d - n, d - 1])
     eigenvalues, directions = (torch.as_tensor(x, dtype=torch.float32) for x in found)
-    return eigenvalues.to(mean.device), directions.to(mean.device)
+    return eigenvalues.to(covariance.device), directions.to(covariance.device)
 
 
 # --------------------------------------------------------------------------------------------
@@ -248,21 +274,20 @@ def label_cosines(
     A label without a single-token anchor gets one composite anchor, the normalised mean of its
     tokens' vectors.
     """
-    vectors, owners = _anchor_vectors(embeddings, space, labels, anchors)
-    out = torch.empty(len(embeddings), len(labels.labels))
-    start = 0
-    for chunk in embeddings.split(_ROWS):
-        cosines = space(chunk) @ vectors.T
-        for label in range(len(labels.labels)):
-            out[start : start + len(chunk), label] = cosines[:, owners == label].amax(1)
-        start += len(chunk)
-    return out.clamp_(-1.0, 1.0).numpy()
+    vectors, sizes = _anchor_vectors(embeddings, space, labels, anchors)
+    out = torch.empty(len(labels.labels), len(embeddings))
+    for chunk, columns in zip(embeddings.split(_ROWS), out.split(_ROWS, dim=1), strict=True):
+        cosines = vectors @ space(chunk).T
+        for label, of_label in enumerate(cosines.split(sizes)):
+            columns[label] = of_label.amax(0)
+    return np.ascontiguousarray(out.clamp_(-1.0, 1.0).numpy().T)
 
 
 def _anchor_vectors(
     e: torch.Tensor, space: Space, labels: LabelSet, anchors: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    vectors, owners = [], []
+) -> tuple[torch.Tensor, list[int]]:
+    """The anchors of all labels, one after the other [A, d], and how many each label has."""
+    vectors = []
     for label, ids in enumerate(labels.anchors(anchors)):
         if ids:
             rows = space(e[torch.tensor(ids, device=e.device)])
@@ -270,8 +295,7 @@ def _anchor_vectors(
             pieces = space(e[torch.tensor(labels.spelled[label], device=e.device)])
             rows = torch.nn.functional.normalize(pieces.mean(0, keepdim=True), dim=-1)
         vectors.append(rows)
-        owners += [label] * len(rows)
-    return torch.cat(vectors), torch.tensor(owners, device=e.device)
+    return torch.cat(vectors), [len(rows) for rows in vectors]
 
 
 @dataclass(frozen=True)

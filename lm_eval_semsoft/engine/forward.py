@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from .capture import Capture
 from .embeddings import output_head
 from .plan import GROUP_OVERHEAD, Group, Limits, Prompt, Tokens, Trie, batches, group_by_prefix
 from .readout import DEFAULT_TOP_K, NotFinite, Readout, Reads, read_batch
@@ -186,7 +187,7 @@ def _packed(layout: Layout) -> Iterator[None]:
 
 
 @contextmanager
-def _answers_only(
+def answers_only(
     head: Any, width: int, rows: Sequence[int], columns: Sequence[int]
 ) -> Iterator[None]:
     """Let only hidden states [rows, columns] reach the head, and let it work in fp32.
@@ -243,6 +244,18 @@ Indices = tuple[int, ...]
 Prefix = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
+class Pass(NamedTuple):
+    """What a pass over B documents gives.
+
+    Attributes:
+        logits: [n, V] of all their answer positions.
+        hidden: [B, layers, d] float16 at their roots, None without capture.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
+
+
 class Engine:
     """Reads prompts with one model.
 
@@ -251,9 +264,10 @@ class Engine:
         prefix_sharing: run shared prompt prefixes once (packed); off = plain passes.
         device: where its inputs go; None = where its first weights are.
         autocast: a precision context for its passes.
+        capture: keep the activations at the answer positions, `Readout.hidden`.
 
     Raises:
-        ValueError: the model has no output embeddings.
+        ValueError: the model has no output embeddings, or blocks that cannot be captured.
     """
 
     def __init__(
@@ -262,10 +276,12 @@ class Engine:
         prefix_sharing: bool = True,
         device: torch.device | None = None,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        capture: bool = False,
     ) -> None:
         self.model = model
         self.head = output_head(model)
         self.device = device or next(model.parameters()).device
+        self.capture = Capture(model) if capture else None
         self._autocast = autocast
         self._packable: bool | None = None if prefix_sharing else False
         self._most = sys.maxsize  # documents at once, after a lack of memory
@@ -343,11 +359,12 @@ class Engine:
         chosen = [prompts[i] for i in batch]
         try:
             if self._packable:
-                logits = self._packed_pass(chosen, n_prefix, prefix)
+                done = self._packed_pass(chosen, n_prefix, prefix)
             else:
-                logits = self._plain_pass(chosen, limits.tokens)
-            readouts = read_batch(logits, _reads_of(chosen), top_k)
-            return [_split_lead(p, r) for p, r in zip(chosen, readouts, strict=True)]
+                done = self._plain_pass(chosen, limits.tokens)
+            readouts = read_batch(done.logits, _reads_of(chosen), top_k)
+            readouts = [_split_lead(p, r) for p, r in zip(chosen, readouts, strict=True)]
+            return _with_hidden(readouts, done.hidden)
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
@@ -375,50 +392,81 @@ class Engine:
             return {}
         tokens = prompts[group.members[0]].tokens[: group.prefix]
         layout = _layout_of([Prompt(tokens, ((0,),))], 0, {}, self.device, record=True)
-        with _packed(layout), _answers_only(self.head, len(tokens), [], []):
+        with _packed(layout), answers_only(self.head, len(tokens), [], []):
             self._forward(tokens, layout)
         return layout.prefix
 
-    def _packed_pass(self, chosen: Sequence[Prompt], n_prefix: int, prefix: Prefix) -> torch.Tensor:
+    def _packed_pass(self, chosen: Sequence[Prompt], n_prefix: int, prefix: Prefix) -> Pass:
         layout = _layout_of(chosen, n_prefix, prefix, self.device)
         row = [t for p in chosen for t in (*p.tokens[n_prefix:], *p.trie.tokens[1:])]
         answers: list[int] = []
+        roots: list[int] = []
         start = 0
         for p in chosen:
             own = len(p.tokens) - n_prefix
+            roots.append(start + own - 1 + p.lead)
             answers += range(start + own - 1, start + own + p.trie.n_extra)
             start += own + p.trie.n_extra
-        with _packed(layout), _answers_only(self.head, len(row), [0] * len(answers), answers):
-            return self._forward(row, layout)
+        with (
+            _packed(layout),
+            answers_only(self.head, len(row), [0] * len(answers), answers),
+            self._captured(len(row), [0] * len(roots), roots) as kept,
+        ):
+            return Pass(self._forward(row, layout), self._stacked([kept]))
 
     def _forward(self, row: Sequence[int], layout: Layout) -> torch.Tensor:
         positions = layout.positions.flatten()[layout.packed][None]
         ids = torch.tensor([row], device=self.device)
         return self.model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
 
+    def _captured(
+        self, width: int, rows: Sequence[int], columns: Sequence[int]
+    ) -> AbstractContextManager[dict[int, torch.Tensor]]:
+        """layer -> activations [n, d] at positions of the pass inside; empty without capture."""
+        if self.capture is None:
+            return nullcontext({})
+        return self.capture.at(width, rows, columns)
+
+    def _stacked(self, kept: Sequence[dict[int, torch.Tensor]]) -> torch.Tensor | None:
+        """[B, layers, d] float16, from one pass after the other."""
+        if self.capture is None:
+            return None
+        return torch.cat([self.capture.stacked(own) for own in kept])
+
     # -- plain -------------------------------------------------------------------------------
 
-    def _plain_pass(self, chosen: Sequence[Prompt], most_tokens: int = sys.maxsize) -> torch.Tensor:
+    def _plain_pass(self, chosen: Sequence[Prompt], most_tokens: int = sys.maxsize) -> Pass:
         """Right-padded rows without a mask, as causal attention allows: one per trie leaf.
 
         The rows of a prompt with many leaves go in several passes if they are too many.
         """
         rows: list[Tokens] = []
-        places = [place for p in chosen for place in _place_nodes(p, rows)]
+        places: list[tuple[int, int]] = []
+        roots: list[tuple[int, int]] = []
+        for p in chosen:
+            own_places = _place_nodes(p, rows)
+            roots.append(own_places[p.lead])
+            places += own_places
         width = max(map(len, rows))
         step = max(1, most_tokens // width)
-        parts, order = [], []
+        parts, order, hidden = [], [], []
         for start in range(0, len(rows), step):
             own = rows[start : start + step]
             here = [i for i, (row, _) in enumerate(places) if start <= row < start + step]
             order += here
             ids = [[*r, *[0] * (width - len(r))] for r in own]
             at, columns = [places[i][0] - start for i in here], [places[i][1] for i in here]
-            with _answers_only(self.head, width, at, columns):
+            mine = [(row - start, column) for row, column in roots if start <= row < start + step]
+            with (
+                answers_only(self.head, width, at, columns),
+                self._captured(width, [r for r, _ in mine], [c for _, c in mine]) as kept,
+            ):
                 given = torch.tensor(ids, device=self.device)
                 parts.append(self.model(input_ids=given, use_cache=False).logits[0])
+            hidden.append(kept)
         back = torch.tensor(order, device=parts[0].device).argsort()
-        return torch.cat(parts)[back] if len(parts) > 1 else parts[0]
+        logits = torch.cat(parts)[back] if len(parts) > 1 else parts[0]
+        return Pass(logits, self._stacked(hidden))
 
     # -- may we pack? ------------------------------------------------------------------------
 
@@ -444,11 +492,11 @@ class Engine:
         prompts = _probe_prompts(self.head.weight.shape[0])
         try:
             with torch.inference_mode(), self._autocast():
-                plain = self._plain_pass(prompts).log_softmax(-1, dtype=torch.float32)
+                plain = self._plain_pass(prompts).logits.log_softmax(-1, dtype=torch.float32)
                 _windows_seen.clear()
                 with self._attention(True):
                     prefix = self._prefix_pass(prompts, Group(4, (0, 1)))
-                    packed = self._packed_pass(prompts, 4, prefix)
+                    packed = self._packed_pass(prompts, 4, prefix).logits
                     packed = packed.log_softmax(-1, dtype=torch.float32)
         except (NotPackable, TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
             return f"{type(error).__name__}: {error}"
@@ -496,6 +544,13 @@ def _reads_of(chosen: Sequence[Prompt]) -> Reads:
         before += n_labels[-1]
     roots = [start + p.lead for start, p in zip(starts, chosen, strict=True)]
     return Reads(position, token, label, n_labels, roots, starts)
+
+
+def _with_hidden(readouts: Sequence[Readout], hidden: torch.Tensor | None) -> list[Readout]:
+    if hidden is None:
+        return list(readouts)
+    own = hidden.numpy()
+    return [replace(readout, hidden=own[i].copy()) for i, readout in enumerate(readouts)]
 
 
 def _split_lead(prompt: Prompt, readout: Readout) -> Readout:

@@ -40,6 +40,8 @@ class Readout:
         lead_logprob: log-probability of the tokens that all labels begin with, which stand between
             the prompt and the answer position; 0 where there are none. The label log-probabilities
             are those after it.
+        hidden: [layers, d] float16, the residual stream after every block at the answer position;
+            None unless the run captures it (`engine.capture`).
     """
 
     topk_ids: NDArray[np.int32]
@@ -51,6 +53,7 @@ class Readout:
     nucleus_sizes: NDArray[np.int32]
     nucleus_entropies: NDArray[np.float32]
     lead_logprob: float = 0.0
+    hidden: NDArray[np.float16] | None = None
 
     @property
     def argmax(self) -> int:
@@ -66,15 +69,21 @@ class Readout:
         return cls(**{name: _unpack(value) for name, value in record.items()})
 
 
-def _pack(value: float | NDArray[Any]) -> float | list[str]:
+_Packed = float | list[Any] | None
+
+
+def _pack(value: float | NDArray[Any] | None) -> _Packed:
     if isinstance(value, np.ndarray):
-        return [value.dtype.str, base64.b64encode(value.tobytes()).decode("ascii")]
+        data = base64.b64encode(value.tobytes()).decode("ascii")
+        return [value.dtype.str, data, *value.shape]
     return value
 
 
-def _unpack(value: float | list[str]) -> Any:
+def _unpack(value: _Packed) -> Any:
     if isinstance(value, list):
-        return np.frombuffer(base64.b64decode(value[1]), dtype=np.dtype(value[0]))
+        kind, data, *shape = value
+        flat = np.frombuffer(base64.b64decode(data), dtype=np.dtype(kind))
+        return flat.reshape(shape) if shape else flat  # older caches have no shape
     return value
 
 
@@ -114,7 +123,7 @@ def read_batch(logits: torch.Tensor, reads: Reads, top_k: int) -> list[Readout]:
         NotFinite: some logits are NaN, or none is above -inf.
     """
     read, argmax, columns = [], [], []
-    for rows in _slices(logits):
+    for rows in slices_of(logits):
         own, most, seen = _read_rows(logits, rows, reads, top_k)
         read.append(own)
         argmax.append(most)
@@ -143,7 +152,7 @@ def read_batch(logits: torch.Tensor, reads: Reads, top_k: int) -> list[Readout]:
     return out
 
 
-def _slices(logits: torch.Tensor) -> list[range]:
+def slices_of(logits: torch.Tensor) -> list[range]:
     """Rows of the logits that are read together: on a CPU as many as its cache holds."""
     n, v = logits.shape
     step = max(1, _CACHE // v) if logits.device.type == "cpu" else n
@@ -168,8 +177,8 @@ def _read_rows(
         top, top_ids, full = values[roots], ids[roots], logprobs[roots]
     else:
         top, top_ids, full = values, ids, logprobs
-    sizes, entropies = _nuclei(full, top)
-    columns = [top_ids.int(), top, _entropy(full), sizes, entropies]
+    sizes, entropies = nuclei(full, top)
+    columns = [top_ids.int(), top, entropy_of(full), sizes, entropies]
     return logprobs[place, token], ids[:, 0], columns
 
 
@@ -193,7 +202,7 @@ def top_k_of(logits: torch.Tensor, k: int, block: int = 16) -> tuple[torch.Tenso
     return values, ids.gather(1, places)
 
 
-def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
+def entropy_of(logprobs: torch.Tensor) -> torch.Tensor:
     entropy = -(logprobs.exp() * logprobs).sum(-1)
     if torch.isfinite(entropy).all():
         return entropy
@@ -227,9 +236,7 @@ def _first_tokens(reads: Reads) -> NDArray[np.int32]:
     return first
 
 
-def _nuclei(
-    logprobs: torch.Tensor, top_logprobs: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def nuclei(logprobs: torch.Tensor, top_logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sizes and entropies at every level: [B, 4] each.
 
     Most distributions keep 95 % of their mass in the stored tokens; of the others, no more tokens

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from .forward import Engine, NaNLogits
 from .plan import Prompt
 from .readout import Readout
-from .store import Store, prompt_key
+from .records import prompt_key
+from .store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ A directory holds one model's readouts:
 
     manifest.json           what they depend on, and the label sets of the tasks
     readouts/*.parquet      append-only parts, one row per distinct prompt
+    answers/*.parquet       the same for generated answers, one row per prompt
     documents/*.parquet     which document asked which prompts
     embeddings.safetensors  the output embeddings E [V, d], so that any kernel can be built later
     vocabulary.parquet      the text of every token
@@ -16,230 +17,74 @@ simply there twice. A part's name ends in the digest of its bytes, which tells w
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import logging
 import os
-import re
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from filelock import FileLock, Timeout
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from .plan import Prompt
-from .readout import NUCLEUS_LEVELS, Readout
+from .manifest import MANIFEST, Manifest, folder_of
+from .parts import (
+    ForeignReadouts,
+    atomically,
+    encodable,
+    fingerprint_of,
+    first_line,
+    free_name,
+    parquet_bytes,
+    part_name,
+    parts,
+    read_part,
+    read_table,
+)
+from .readout import Readout
+from .records import (
+    ANSWER_SCHEMA,
+    DOCUMENT_SCHEMA,
+    HIDDEN,
+    Answer,
+    Asked,
+    HiddenShape,
+    ReadoutRows,
+    StoredDocument,
+    answers_in,
+    documents_in,
+    holds_hidden,
+    readout_schema,
+    table_of_answers,
+    table_of_documents,
+    table_of_readouts,
+    text_key,
+)
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of everything in the directory; another number is another program's
-MANIFEST = "manifest.json"
 READOUTS = "readouts"
+ANSWERS = "answers"
 DOCUMENTS = "documents"
 SET_ASIDE = "set_aside"
 EMBEDDINGS = "embeddings.safetensors"
 VOCABULARY = "vocabulary.parquet"
+EMPTY = text_key("")
 
-_KEY = pa.binary(16)
-_FIXED = ("topk_ids", "topk_logprobs", "nucleus_sizes", "nucleus_entropies")  # fields of `Readout`
-_SINGLE = ("entropy", "lead_logprob")
-_RAGGED = ("label_logprobs", "label_greedy", "label_first")
+_KINDS = (READOUTS, ANSWERS, DOCUMENTS)  # of parts
+
 _PART_ROWS = 1024  # rows that wait in memory for their part at most …
+_PART_BYTES = 2**26  # … or of their captured activations
 _PART_SECONDS = 10.0  # … and how long, or one batch: what a killed run has to do again
 _LOCK_SECONDS = 60.0  # the manifest is locked for milliseconds
 _STALE_SECONDS = 3600.0  # a temporary file that old belongs to a run that was killed
-_DIGEST = re.compile(r"\d{20}-([0-9a-f]{16})\.parquet")  # the name of a part
-
-
-class ForeignReadouts(ValueError):
-    """The directory belongs to another model, another prompt, or another program."""
-
-
-def folder_of(given: object) -> Path:
-    """The directory that `readouts=` names; it need not exist yet.
-
-    Raises:
-        ValueError: it names none, or something else is there.
-        ForeignReadouts: what is there was not written by this program.
-    """
-    text = str(given).strip()
-    if isinstance(given, bool) or not text:
-        raise ValueError(f"readouts={given!r}: name a directory, such as readouts=readouts/gemma.")
-    try:
-        folder = Path(text).expanduser()
-    except RuntimeError as error:  # "~nobody"
-        raise ValueError(f"readouts={given}: {error}") from error
-    for path in (folder, *folder.parents):
-        if os.path.lexists(path):
-            if not path.is_dir():
-                raise ValueError(f"readouts={given}: {path} is there and is not a directory.")
-            break
-    if (folder / MANIFEST).exists():
-        Manifest.read(folder)
-    return folder
-
-
-# --------------------------------------------------------------------------------------------
-# keys
-# --------------------------------------------------------------------------------------------
-
-
-def prompt_key(prompt: Prompt) -> bytes:
-    """16 bytes that stand for the tokens of a prompt and of its labels."""
-    lengths = [len(prompt.tokens), *map(len, prompt.labels)]
-    if prompt.lead:
-        lengths.append(-prompt.lead)
-    flat = [*prompt.tokens, *(token for label in prompt.labels for token in label)]
-    digest = hashlib.sha256(np.array([len(lengths), *lengths, *flat], dtype="<i8").tobytes())
-    return digest.digest()[:16]
-
-
-def text_key(text: str) -> bytes:
-    """16 bytes that stand for a text."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
-
-
-_EMPTY = text_key("")
-
-
-# --------------------------------------------------------------------------------------------
-# what stands in a directory
-# --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StoredDocument:
-    """A task's document and where its labels' scores are found.
-
-    Attributes:
-        task, doc_id: as the harness numbers them.
-        context: `text_key` of the prompt.
-        doc: the task's document as JSON.
-        label_set: key of `Manifest.label_sets`, None where neighbours do not vote.
-        labels: [L] the label texts, in the order of the task's choices.
-        prompts: `prompt_key` of each prompt that was read for it (several only where a context had
-            to be cut for long labels).
-        places: [L] where each label stands among the labels of all those prompts, in order.
-    """
-
-    task: str
-    doc_id: int
-    context: bytes
-    doc: str
-    label_set: str | None
-    labels: tuple[str, ...]
-    prompts: tuple[bytes, ...]
-    places: tuple[int, ...]
-
-
-_DOCUMENT_SCHEMA = pa.schema(
-    {
-        "task": pa.string(),
-        "doc_id": pa.int64(),
-        "context": _KEY,
-        "doc": pa.string(),
-        "label_set": pa.string(),
-        "labels": pa.list_(pa.string()),
-        "prompts": pa.list_(_KEY),
-        "places": pa.list_(pa.int32()),
-    }
-)
-
-
-def _readout_schema(top_k: int) -> pa.Schema:
-    n = len(NUCLEUS_LEVELS)
-    return pa.schema(
-        {
-            "prompt": _KEY,
-            "topk_ids": pa.list_(pa.int32(), top_k),
-            "topk_logprobs": pa.list_(pa.float32(), top_k),
-            "label_logprobs": pa.list_(pa.float32()),
-            "label_greedy": pa.list_(pa.bool_()),
-            "label_first": pa.list_(pa.int32()),
-            "entropy": pa.float64(),
-            "nucleus_sizes": pa.list_(pa.int32(), n),
-            "nucleus_entropies": pa.list_(pa.float32(), n),
-            "lead_logprob": pa.float64(),
-        }
-    )
-
-
-@dataclass
-class Manifest:
-    """What a directory's readouts depend on, and what later questions need.
-
-    Attributes:
-        fingerprint: of weights, precision and K: readouts of another one are never served.
-        about: name of the model and its tokenizer, K, layers, versions, the run's scoring; for
-            people and as defaults of later commands.
-        label_sets: name -> {labels, spelled, variants} (`core.semantic_softmax.LabelSet`).
-        tasks: task -> {why_identity}: why neighbours do not vote there, or None.
-    """
-
-    fingerprint: str
-    about: dict[str, Any] = field(default_factory=dict)
-    label_sets: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """
-        Raises:
-            FileNotFoundError: there is none.
-            ForeignReadouts: it cannot be read, or is not one of ours.
-        """
-        path = folder / MANIFEST
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if record.pop("format") != FORMAT:
-                raise ValueError(f"it is not of format {FORMAT}")
-            return cls(**record)._checked()
-        except (FileNotFoundError, NotADirectoryError):
-            raise FileNotFoundError(
-                f"{folder} holds no readouts ({MANIFEST} is missing): run the evaluation with "
-                f"--model_args …,readouts={folder} first."
-            ) from None
-        except OSError as error:
-            raise ForeignReadouts(f"{path} cannot be read ({_first_line(error)}).") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ForeignReadouts(
-                f"{path} is damaged or was not written by this version of semsoft "
-                f"({_first_line(error)}): use another directory, or, if the readouts here are "
-                "your own, delete this file and run the evaluation on them again (readouts of "
-                "other models are told apart by their own fingerprints)."
-            ) from error
-
-    def _checked(self) -> Manifest:
-        kinds = {"fingerprint": str, "about": dict, "label_sets": dict, "tasks": dict}
-        for name, kind in kinds.items():
-            if not isinstance(getattr(self, name), kind):
-                raise ValueError(f"its {name!r} is not of the right kind")
-        return self
-
-    def write(self, folder: Path) -> None:
-        record = {"format": FORMAT, **vars(self)}
-        try:
-            data = json.dumps(record, indent=1, ensure_ascii=False).encode()
-        except UnicodeEncodeError:  # half a surrogate pair, from a path or a label
-            data = json.dumps(record, indent=1).encode()
-        _atomically(folder / MANIFEST, lambda path: path.write_bytes(data))
-
-
-_Asked = tuple[str, int, bytes]  # task, number, context
 
 
 def read_documents(folder: Path) -> list[StoredDocument]:
@@ -250,74 +95,55 @@ def read_documents(folder: Path) -> list[StoredDocument]:
         ForeignReadouts: a part cannot be read; it names the part.
     """
     fingerprint = Manifest.read(folder).fingerprint
-    found: dict[_Asked, StoredDocument] = {}
+    found: dict[Asked, StoredDocument] = {}
     for path in parts(folder, DOCUMENTS):
         try:
-            table = _read_part(path, _DOCUMENT_SCHEMA)
+            table = read_part(path, DOCUMENT_SCHEMA)
         except FileNotFoundError:  # a run has set it aside just now
             continue
         except (OSError, ForeignReadouts) as error:
             raise ForeignReadouts(
-                f"{_first_line(error)}: which documents it held is unknown; run the evaluation "
+                f"{first_line(error)}: which documents it held is unknown; run the evaluation "
                 "again on this directory to write them once more."
             ) from error
         if fingerprint_of(table) == fingerprint:
-            found.update(_documents_in(table))
+            found.update(documents_in(table))
         else:
             logger.warning("%s is from another model: left out.", path)
     return [found[key] for key in sorted(found)]
 
 
-def _documents_in(table: pa.Table) -> Iterator[tuple[_Asked, StoredDocument]]:
-    for row in table.to_pylist():
-        for name in ("labels", "prompts", "places"):
-            row[name] = tuple(row[name])
-        document = StoredDocument(**row)
-        yield (document.task, document.doc_id, document.context), document
-
-
-def parts(folder: Path, kind: str) -> list[Path]:
-    """The finished files of a kind, oldest first."""
-    return sorted((folder / kind).glob("*.parquet"))
-
-
-def read_readouts(path: Path, top_k: int) -> pa.Table:
-    """One part, as a table.
+def read_readouts(path: Path, top_k: int, hidden: bool = False) -> pa.Table:
+    """One part, as a table, with captured activations if they are asked for and there.
 
     Raises:
-        FileNotFoundError: it is gone, set aside by a run.
-        OSError: it cannot be opened.
-        ForeignReadouts: it is truncated, corrupt, or not a part of such a directory.
+        as `parts.read_part`.
     """
-    return _read_part(path, _readout_schema(top_k))
+    return read_part(path, readout_schema(top_k), HIDDEN if hidden else None)
 
 
-def _read_part(path: Path, schema: pa.Schema) -> pa.Table:
-    data = path.read_bytes()  # errors from here are the system's, and not the part's
-    written = _DIGEST.fullmatch(path.name)
-    if written and written[1] != _digest(data):
-        raise ForeignReadouts(f"{path} is truncated or corrupt (other bytes than were written)")
-    table = _parse(path, data)
-    if not table.schema.equals(schema):
-        raise ForeignReadouts(f"{path} is not a part of this directory: it has other columns")
-    return table
+def read_answers(folder: Path) -> dict[bytes, Answer]:
+    """All generated answers of a directory, by `records.answer_key`.
 
-
-def _parse(path: Path, data: bytes) -> pa.Table:
-    try:
-        opened = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        return opened.read()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise ForeignReadouts(f"{path} is truncated or corrupt ({_first_line(error)})") from error
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
-
-
-def fingerprint_of(table: pa.Table) -> str:
-    """The fingerprint that a part was written under, "" if it says none."""
-    return (table.schema.metadata or {}).get(b"fingerprint", b"").decode(errors="replace")
+    Raises:
+        FileNotFoundError: there are no readouts.
+        ForeignReadouts: not ours; a part that cannot be used is only named in a warning.
+    """
+    fingerprint = Manifest.read(folder).fingerprint
+    found: dict[bytes, Answer] = {}
+    for path in parts(folder, ANSWERS):
+        try:
+            table = read_part(path, ANSWER_SCHEMA)
+        except FileNotFoundError:  # a run has set it aside just now
+            continue
+        except (OSError, ForeignReadouts) as problem:
+            logger.warning("%s: left out; run the evaluation again on this directory.", problem)
+            continue
+        if fingerprint_of(table) == fingerprint:
+            found.update(answers_in(table))
+        else:
+            logger.warning("%s is from another model: left out.", path)
+    return found
 
 
 def read_embeddings(folder: Path) -> torch.Tensor:
@@ -335,7 +161,7 @@ def read_embeddings(folder: Path) -> torch.Tensor:
             return opened.get_tensor("embeddings")
     except (OSError, SafetensorError, ForeignReadouts) as error:
         missing = isinstance(error, FileNotFoundError)
-        why = (manifest.about.get("no_embeddings") if missing else None) or _first_line(error)
+        why = (manifest.about.get("no_embeddings") if missing else None) or first_line(error)
         raise ForeignReadouts(
             f"{path}, the output embeddings, cannot be read ({why}): only constrained scores can "
             "be computed from these readouts; run the evaluation on this directory again."
@@ -352,11 +178,11 @@ def read_vocabulary(folder: Path) -> list[str]:
     """The text of every token, [V], not always distinct; empty if it cannot be had."""
     path = folder / VOCABULARY
     try:
-        texts: list[str] = _parse(path, path.read_bytes())["text"].to_pylist()
+        texts: list[str] = read_table(path, path.read_bytes())["text"].to_pylist()
     except FileNotFoundError:
         return []
     except (OSError, ForeignReadouts, KeyError) as error:
-        logger.warning("The texts of the tokens cannot be read: %s.", _first_line(error))
+        logger.warning("The texts of the tokens cannot be read: %s.", first_line(error))
         return []
     return texts
 
@@ -377,6 +203,7 @@ class Store:
         fingerprint: of what the readouts depend on.
         top_k: K, tokens per readout.
         about: see `Manifest`.
+        hidden: [layers, d] of the activations that this run captures; None = it captures none.
 
     Raises:
         ValueError: `folder` does not name a directory.
@@ -385,14 +212,21 @@ class Store:
     """
 
     def __init__(
-        self, folder: str | Path, fingerprint: str, top_k: int, about: Mapping[str, Any]
+        self,
+        folder: str | Path,
+        fingerprint: str,
+        top_k: int,
+        about: Mapping[str, Any],
+        hidden: HiddenShape | None = None,
     ) -> None:
         self.folder = folder_of(folder)
         self.top_k = top_k
         self.fingerprint = fingerprint
-        self._about = dict(about)
+        self.hidden = hidden
+        self._about = {**about, **({"layers": list(hidden)} if hidden else {})}
         self._writes: deque[Callable[[], object]] = deque()  # manifest and documents, in order
         self._pending: list[tuple[bytes, Readout]] = []
+        self._answers: list[tuple[bytes, Answer]] = []
         self._tried = time.monotonic()
         self._failed = False
         self._lock = FileLock(self.folder / ".lock", timeout=_LOCK_SECONDS)
@@ -402,13 +236,13 @@ class Store:
         known = (self.folder / MANIFEST).exists()
         introduce = partial(self._update, lambda manifest: manifest.about.update(self._about))
         try:
-            for kind in (READOUTS, DOCUMENTS):
+            for kind in _KINDS:
                 (self.folder / kind).mkdir(parents=True, exist_ok=True)
             introduce()
         except OSError as error:
             if not known:
                 raise OSError(
-                    f"readouts={self.folder} cannot be written to ({_first_line(error)}): name "
+                    f"readouts={self.folder} cannot be written to ({first_line(error)}): name "
                     "another directory, or make space there."
                 ) from error
             self._complain(error)
@@ -416,7 +250,7 @@ class Store:
 
     def _sweep(self) -> None:
         """Remove what killed runs had begun to write."""
-        for folder in (self.folder, self.folder / READOUTS, self.folder / DOCUMENTS):
+        for folder in (self.folder, *(self.folder / kind for kind in _KINDS)):
             for path in (*folder.glob(".*.tmp"), *folder.glob(".tmp*")):  # safetensors' own, too
                 with suppress(OSError):
                     if time.time() - path.stat().st_mtime > _STALE_SECONDS:
@@ -487,7 +321,7 @@ class Store:
                 "The output embeddings cannot be written to %s (%s): only constrained scores can "
                 "be computed from its readouts, until a run on it finds space.",
                 self.folder,
-                _first_line(error),
+                first_line(error),
             )
 
     def _save_embeddings(self, embeddings: Callable[[], torch.Tensor]) -> None:
@@ -508,16 +342,16 @@ class Store:
                         return
                 problem = "it has another shape"
             except (SafetensorError, ForeignReadouts) as error:
-                problem = _first_line(error)
+                problem = first_line(error)
             self._set_aside(path, f"{path} cannot be used ({problem})")
         kept = {"embeddings": _as_small_as_exact(matrix.cpu()).contiguous()}
-        _atomically(path, lambda temporary: self._write_matrix(kept, temporary))
+        atomically(path, lambda temporary: self._write_matrix(kept, temporary))
 
     def _write_matrix(self, kept: dict[str, torch.Tensor], path: Path) -> None:
         try:
             save_file(kept, path, metadata={"fingerprint": self.fingerprint})
         except SafetensorError as error:  # a full disk, too
-            raise OSError(_first_line(error)) from error
+            raise OSError(first_line(error)) from error
         with suppress(OSError):  # it makes files for their owner alone
             path.chmod((self.folder / MANIFEST).stat().st_mode & 0o777)
 
@@ -528,12 +362,12 @@ class Store:
                 return
             self._set_aside(path, f"{path} cannot be used")
         try:
-            own = [_encodable(text) for text in texts()]
+            own = [encodable(text) for text in texts()]
         except Exception as error:  # some tokenizer's own code: pictures lack words, no more
-            logger.warning("The texts of the tokens cannot be stored: %s.", _first_line(error))
+            logger.warning("The texts of the tokens cannot be stored: %s.", first_line(error))
             return
-        data = _parquet(pa.table({"text": pa.array(own, pa.string())}))
-        _atomically(path, lambda temporary: temporary.write_bytes(data))
+        data = parquet_bytes(pa.table({"text": pa.array(own, pa.string())}))
+        atomically(path, lambda temporary: temporary.write_bytes(data))
 
     # -- who asks ------------------------------------------------------------------------------
 
@@ -554,16 +388,16 @@ class Store:
         Raises:
             ForeignReadouts: the directory holds other prompts of the same documents.
         """
-        known: dict[_Asked, StoredDocument] = {}
-        for table in self._good_parts(DOCUMENTS, _DOCUMENT_SCHEMA):
-            known.update(_documents_in(table))
+        known: dict[Asked, StoredDocument] = {}
+        for table in self._good_parts(DOCUMENTS, DOCUMENT_SCHEMA):
+            known.update(documents_in(table))
         self._check_prompts(known, documents)
         fresh = [d for d in documents if known.get((d.task, d.doc_id, d.context)) != d]
         for start in range(0, len(fresh), _PART_ROWS):
-            table = _table_of_documents(fresh[start : start + _PART_ROWS])
+            table = table_of_documents(fresh[start : start + _PART_ROWS])
             self._soon(partial(self._write, DOCUMENTS, table))
 
-    def _check_prompts(self, known: Iterable[_Asked], documents: Sequence[StoredDocument]) -> None:
+    def _check_prompts(self, known: Iterable[Asked], documents: Sequence[StoredDocument]) -> None:
         """The same document with another prompt would be another experiment in the same place."""
         before, now = _contexts(known), _contexts((d.task, d.doc_id, d.context) for d in documents)
         for (task, number), contexts in now.items():
@@ -577,21 +411,47 @@ class Store:
     # -- readouts ------------------------------------------------------------------------------
 
     def recall(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Readout]]:
-        """The readouts that are here, each once, with one part at a time in memory."""
+        """The readouts that are here, each once, with one part at a time in memory.
+
+        A run that captures activations finds those that have some.
+        """
         if not (wanted := set(keys)):
             return
-        for table in self._good_parts(READOUTS, _readout_schema(self.top_k)):
+        extra = HIDDEN if self.hidden else None
+        for table in self._good_parts(READOUTS, readout_schema(self.top_k), extra):
+            if self.hidden and not holds_hidden(table, self.hidden):
+                continue
             rows = None
             for i, key in enumerate(table["prompt"].to_pylist()):
                 if key in wanted:
                     wanted.remove(key)
-                    rows = rows or _Rows(table)
+                    rows = rows or ReadoutRows(table, self.hidden)
                     yield key, rows[i]
 
     def add(self, key: bytes, readout: Readout) -> None:
         """Keep a readout; it reaches the disk with its part."""
         self._pending.append((key, readout))
-        if len(self._pending) >= _PART_ROWS and not self._failed:
+        if len(self._pending) >= self._part_rows() and not self._failed:
+            self.flush()
+
+    def _part_rows(self) -> int:
+        layers, width = self.hidden or (0, 0)
+        return max(1, min(_PART_ROWS, _PART_BYTES // (2 * layers * width or 1)))
+
+    def recall_answers(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Answer]]:
+        """The generated answers that are here, each once."""
+        if not (wanted := set(keys)):
+            return
+        for table in self._good_parts(ANSWERS, ANSWER_SCHEMA):
+            for key, answer in answers_in(table):
+                if key in wanted:
+                    wanted.remove(key)
+                    yield key, answer
+
+    def add_answer(self, key: bytes, answer: Answer) -> None:
+        """Keep a generated answer; it reaches the disk with its part."""
+        self._answers.append((key, answer))
+        if len(self._answers) >= _PART_ROWS and not self._failed:
             self.flush()
 
     def flush_if_due(self) -> None:
@@ -602,15 +462,19 @@ class Store:
     def flush(self) -> None:
         """Write what waits in memory, if that is possible now."""
         self._tried = time.monotonic()
-        if not (self._writes or self._pending):
+        if not (self._writes or self._pending or self._answers):
             return
         try:
             while self._writes:
                 self._writes[0]()
                 self._writes.popleft()
             while self._pending:
-                self._write(READOUTS, _table_of(self._pending[:_PART_ROWS], self.top_k))
-                del self._pending[:_PART_ROWS]
+                n = self._part_rows()
+                self._write(READOUTS, table_of_readouts(self._pending[:n], self.top_k))
+                del self._pending[:n]
+            while self._answers:
+                self._write(ANSWERS, table_of_answers(self._answers[:_PART_ROWS]))
+                del self._answers[:_PART_ROWS]
         except (OSError, ForeignReadouts) as error:  # foreign: somebody took the directory over
             self._complain(error)
         else:
@@ -629,34 +493,35 @@ class Store:
             "readouts=%s cannot be written to (%s): the run goes on, its scores are not affected; "
             "writing is tried again from time to time.",
             self.folder,
-            _first_line(error),
+            first_line(error),
         )
         self._failed = True
 
     def close(self) -> None:
         """Write the rest, and say so if that is impossible."""
         self.flush()
-        if self._pending or self._writes:
+        unwritten = len(self._pending) + len(self._answers)
+        if unwritten or self._writes:
             logger.error(
                 "readouts=%s is not complete (%s), because it cannot be written to. The scores of "
                 "this run are; run it again with space on the disk to complete the readouts.",
                 self.folder,
-                f"{len(self._pending)} readouts are missing"
-                if self._pending
-                else "its documents are not noted",
+                f"{unwritten} readouts are missing" if unwritten else "its documents are not noted",
             )
 
     # -- parts ---------------------------------------------------------------------------------
 
-    def _good_parts(self, kind: str, schema: pa.Schema) -> Iterator[pa.Table]:
+    def _good_parts(
+        self, kind: str, schema: pa.Schema, extra: str | None = None
+    ) -> Iterator[pa.Table]:
         """Every part that can be used; the others are named and set aside."""
         for path in parts(self.folder, kind):
-            if (table := self._usable(path, schema)) is not None:
+            if (table := self._usable(path, schema, extra)) is not None:
                 yield table
 
-    def _usable(self, path: Path, schema: pa.Schema) -> pa.Table | None:
+    def _usable(self, path: Path, schema: pa.Schema, extra: str | None) -> pa.Table | None:
         try:
-            table = _read_part(path, schema)
+            table = read_part(path, schema, extra)
         except ForeignReadouts as problem:
             self._set_aside(path, str(problem))
             return None
@@ -664,7 +529,7 @@ class Store:
             return None
         except OSError as error:  # rights, a network file system: the part may be as good as new
             logger.warning(
-                "%s cannot be read (%s): what it holds is computed again.", path, _first_line(error)
+                "%s cannot be read (%s): what it holds is computed again.", path, first_line(error)
             )
             return None
         if fingerprint_of(table) != self.fingerprint:
@@ -674,149 +539,30 @@ class Store:
 
     def _set_aside(self, path: Path, why: str) -> None:
         try:
-            target = _free_name(self.folder / SET_ASIDE / path.name)
+            target = free_name(self.folder / SET_ASIDE / path.name)
             target.parent.mkdir(exist_ok=True)
             os.replace(path, target)
         except FileNotFoundError:  # another process was quicker
             return
         except OSError as error:
-            where = f"it cannot be moved to {SET_ASIDE} ({_first_line(error)})"
+            where = f"it cannot be moved to {SET_ASIDE} ({first_line(error)})"
         else:
             where = f"moved to {target}"
         logger.warning("%s: %s; what it held is computed again.", why, where)
 
     def _write(self, kind: str, table: pa.Table) -> None:
-        data = _parquet(table.replace_schema_metadata({"fingerprint": self.fingerprint}))
-        path = self.folder / kind / f"{time.time_ns():020d}-{_digest(data)}.parquet"
-        _atomically(path, lambda temporary: temporary.write_bytes(data))
+        data = parquet_bytes(table.replace_schema_metadata({"fingerprint": self.fingerprint}))
+        path = self.folder / kind / part_name(data)
+        atomically(path, lambda temporary: temporary.write_bytes(data))
 
 
-def _contexts(asked: Iterable[_Asked]) -> dict[tuple[str, int], set[bytes]]:
+def _contexts(asked: Iterable[Asked]) -> dict[tuple[str, int], set[bytes]]:
     """The prompts of each document; an empty one, for unconditional scores, tells nothing."""
     found: dict[tuple[str, int], set[bytes]] = {}
     for task, number, context in asked:
-        if context != _EMPTY:
+        if context != EMPTY:
             found.setdefault((task, number), set()).add(context)
     return found
-
-
-# --------------------------------------------------------------------------------------------
-# rows
-# --------------------------------------------------------------------------------------------
-
-
-def _table_of_documents(documents: Sequence[StoredDocument]) -> pa.Table:
-    rows = [vars(d) for d in documents]
-    try:
-        return pa.Table.from_pylist(rows, schema=_DOCUMENT_SCHEMA)
-    except UnicodeEncodeError:
-        for row in (rows := [dict(row) for row in rows]):
-            row["task"] = _encodable(row["task"])
-            row["labels"] = tuple(map(_encodable, row["labels"]))
-        return pa.Table.from_pylist(rows, schema=_DOCUMENT_SCHEMA)
-
-
-def _table_of(pending: Sequence[tuple[bytes, Readout]], top_k: int) -> pa.Table:
-    readouts = [readout for _, readout in pending]
-    schema = _readout_schema(top_k)
-    columns: dict[str, Any] = {"prompt": [key for key, _ in pending]}
-    for name in _FIXED:
-        stacked = np.stack([getattr(r, name) for r in readouts])
-        columns[name] = pa.FixedSizeListArray.from_arrays(stacked.ravel(), stacked.shape[1])
-    for name in _RAGGED:
-        own = [getattr(r, name) for r in readouts]
-        offsets = np.cumsum([0, *map(len, own)]).astype(np.int32)
-        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(own)))
-    for name in _SINGLE:
-        columns[name] = [getattr(r, name) for r in readouts]
-    return pa.table(columns, schema=schema)
-
-
-class _Rows:
-    """Rows of a part as readouts, which do not keep the part in memory."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._fixed = {name: fixed_column(table, name) for name in _FIXED}
-        self._ragged = {name: ragged_column(table, name) for name in _RAGGED}
-        self._single = {name: table[name].to_numpy() for name in _SINGLE}
-
-    def __getitem__(self, i: int) -> Readout:
-        own: dict[str, Any] = {name: column[i].copy() for name, column in self._fixed.items()}
-        for name, (values, offsets) in self._ragged.items():
-            own[name] = values[offsets[i] : offsets[i + 1]].copy()
-        for name, column in self._single.items():
-            own[name] = float(column[i])
-        return Readout(**own)
-
-
-def fixed_column(table: pa.Table, name: str) -> NDArray[Any]:
-    """A column of lists of one length: [rows, length]."""
-    column = table[name].combine_chunks()
-    column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-    flat: NDArray[Any] = column.flatten().to_numpy(zero_copy_only=False)
-    return flat.reshape(len(table), -1)
-
-
-def ragged_column(table: pa.Table, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """A column of lists: all values, and where each row's begin [rows + 1]."""
-    column = table[name].combine_chunks()
-    column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-    offsets = np.asarray(column.offsets.to_numpy(), dtype=np.int64)
-    values: NDArray[Any] = column.values.to_numpy(zero_copy_only=False)
-    return values, offsets
-
-
-# --------------------------------------------------------------------------------------------
-# files
-# --------------------------------------------------------------------------------------------
-
-
-def _parquet(table: pa.Table) -> bytes:
-    split = [f"{name}.list.element" for name in ("topk_logprobs",) if name in table.column_names]
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
-        sink,
-        compression="zstd",
-        use_dictionary=["task", "label_set"],
-        use_byte_stream_split=split or False,
-        write_page_checksum=True,
-        write_statistics=False,  # of no use here, and half a kilobyte in every part
-    )
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def _atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a whole file or none: under a temporary name, to the disk, then renamed."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        write(temporary)
-        _to_disk(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-
-
-def _to_disk(path: Path) -> None:
-    with open(path, "rb+") as opened:
-        try:
-            os.fsync(opened.fileno())
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # has no such thing
-                raise
-
-
-def _free_name(path: Path) -> Path:
-    taken = 0
-    free = path
-    while os.path.lexists(free):
-        taken += 1
-        free = path.with_name(f"{path.stem}.{taken}{path.suffix}")
-    return free
 
 
 def _as_small_as_exact(matrix: torch.Tensor) -> torch.Tensor:
@@ -827,14 +573,3 @@ def _as_small_as_exact(matrix: torch.Tensor) -> torch.Tensor:
         if not torch.equal(chunk.to(torch.bfloat16).float(), chunk):
             return matrix
     return matrix.to(torch.bfloat16)
-
-
-def _first_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-def _encodable(text: str) -> str:
-    """Half a surrogate pair has no place in a file."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

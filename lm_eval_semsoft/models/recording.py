@@ -12,7 +12,7 @@ import numpy as np
 
 from lm_eval_semsoft.core.semantic_softmax import LabelSet
 from lm_eval_semsoft.engine.labels import Encode, label_set
-from lm_eval_semsoft.engine.store import StoredDocument, prompt_key, text_key
+from lm_eval_semsoft.engine.records import StoredDocument, prompt_key, text_key
 
 from .label_scores import TaskLabels
 from .work import Job

@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 join_harness_log()
 
 
+CAPTURES = ("hidden",)
 _VERSIONS = ("lm_eval", "torch", "transformers")  # kept with readouts, beside our own
 
 
@@ -61,6 +62,7 @@ class SemsoftHF(HFLM):
         kernel: `auto` (cosine where labels are words, identity elsewhere), `cosine`, `identity`.
         readouts: a directory that keeps every readout, and gives back what it has
             (`engine.store`).
+        capture: `hidden` keeps the activations after every block at each answer position, too.
         **kwargs: everything else that `hf` takes.
 
     Raises:
@@ -80,6 +82,7 @@ class SemsoftHF(HFLM):
         prefix_sharing: str | bool = "on",
         kernel: str = "auto",
         readouts: str | None = None,
+        capture: str | None = None,
         **kwargs: Any,
     ) -> None:
         self.scoring = resolve_scoring(
@@ -94,7 +97,10 @@ class SemsoftHF(HFLM):
         self.preset = preset or "default"
         self.kernel = kernel
         self.prefix_sharing = _on_off(prefix_sharing)
+        self.capture = capture
         check_choice("kernel", kernel, KERNELS)
+        if capture is not None:
+            check_choice("capture", capture, CAPTURES)
         check_choice("prefix_sharing", self.prefix_sharing, SWITCH)
         folder = None if readouts is None else folder_of(readouts)
         if kwargs.get("tp_plan") is not None:
@@ -119,7 +125,11 @@ class SemsoftHF(HFLM):
             )
         self._join_other_processes()
         self.engine = Engine(
-            self.model, self.prefix_sharing == "on", torch.device(self.device), self._autocast
+            self.model,
+            self.prefix_sharing == "on",
+            torch.device(self.device),
+            self._autocast,
+            capture == "hidden",
         )
         self._say_if_clipped()
         self.scorer = Scorer(
@@ -145,14 +155,15 @@ class SemsoftHF(HFLM):
             "tokenizer": self.tokenizer.name_or_path,
             "chat_template": self.tokenizer.chat_template is not None,
             "top_k": top_k,
-            "layers": [],
             "scoring": {**vars(self.scoring), "kernel": self.kernel},
             "versions": {
                 "lm_eval_semsoft": lm_eval_semsoft.__version__,
                 **{name: version(name) for name in _VERSIONS},
             },
         }
-        store = Store(folder, combine(depends_on), top_k, about)
+        captured = self.engine.capture
+        shape = captured.shape if captured else None
+        store = Store(folder, combine(depends_on), top_k, about, shape)
         if self.rank == 0:
             store.save_model(
                 lambda: output_embeddings(self.model),
@@ -208,6 +219,7 @@ class SemsoftHF(HFLM):
             "chat_template": self.tokenizer.chat_template,
             "context": [self.max_length, self.add_bos_token, self.prefix_token_id],
             "version": lm_eval_semsoft.__version__,
+            **({"capture": self.capture} if self.capture else {}),
         }
 
     def get_model_info(self) -> dict[str, Any]:
@@ -218,6 +230,7 @@ class SemsoftHF(HFLM):
             "version": lm_eval_semsoft.__version__,
             "preset": self.preset,
             "prefix_sharing": self.prefix_sharing,
+            "capture": self.capture,
             "fingerprint": self.fingerprint,
         }
         return {**super().get_model_info(), "semsoft": own}

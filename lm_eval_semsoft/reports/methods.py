@@ -40,9 +40,9 @@ from .readings import Readings
 
 Floats = NDArray[np.float64]
 
-# Of the surprise-weighted votes, chosen on development documents (docs/ablation.md).
-ALPHA = 0.75  # how much surprise counts
-SURPRISE = Scoring(space="whitened", tau="q0.999")
+# Of the surprise-weighted votes, chosen on development documents (docs/surprise.md).
+ALPHA = 0.5  # how much surprise counts
+SURPRISE = Scoring(space="pc:3", tau="q0.95")
 
 
 @dataclass(frozen=True)

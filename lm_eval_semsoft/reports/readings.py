@@ -19,9 +19,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm_eval_semsoft.core.semantic_softmax import LabelSet, Scoring, Space, fit_space, label_cosines
+from lm_eval_semsoft.core.semantic_softmax import (
+    LabelSet,
+    Moments,
+    Scoring,
+    Space,
+    fit_space,
+    label_cosines,
+)
 from lm_eval_semsoft.engine import store
-from lm_eval_semsoft.engine.store import StoredDocument
+from lm_eval_semsoft.engine.manifest import MANIFEST, Manifest
+from lm_eval_semsoft.engine.parts import (
+    ForeignReadouts,
+    fingerprint_of,
+    fixed_column,
+    parts,
+    ragged_column,
+)
+from lm_eval_semsoft.engine.records import StoredDocument, hidden_column, holds_hidden, text_key
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +49,7 @@ class _Kernels:
     def __init__(self) -> None:
         self.cosines: dict[tuple[LabelSet, str, str], NDArray[np.float32]] = {}
         self.spaces: dict[str, Space] = {}
+        self.moments: Moments | None = None
 
 
 # Directories of one model (evaluated and development documents, say) share them.
@@ -46,7 +62,7 @@ class Source:
 
     Attributes:
         folder: where it is.
-        manifest: the fields of `engine.store.Manifest`.
+        manifest: the fields of `engine.Manifest`.
     """
 
     folder: Path
@@ -61,9 +77,9 @@ class Source:
             engine.store.ForeignReadouts: not ours.
         """
         path = Path(folder).expanduser()
-        manifest = store.Manifest.read(path)
+        manifest = Manifest.read(path)
         if not isinstance(manifest.about.get("top_k"), int):
-            raise store.ForeignReadouts(f"{path / store.MANIFEST} does not tell K.")
+            raise ForeignReadouts(f"{path / MANIFEST} does not tell K.")
         kernels = _KERNELS.setdefault(manifest.fingerprint, _Kernels())
         return cls(path, vars(manifest), kernels)
 
@@ -92,6 +108,7 @@ class Source:
         """Give the memory of cosines and spaces back."""
         self._kernels.cosines.clear()
         self._kernels.spaces.clear()
+        self._kernels.moments = None
 
     def cosines(self, labels: LabelSet, space: str, anchors: str) -> NDArray[np.float32]:
         """cos(v, l), [V, L], as `core.semantic_softmax.label_cosines`; the latest are kept."""
@@ -99,7 +116,8 @@ class Source:
         key, kept, spaces = (labels, space, anchors), self._kernels.cosines, self._kernels.spaces
         if key not in kept:
             if space not in spaces:
-                spaces[space] = fit_space(matrix, space)
+                self._kernels.moments = self._kernels.moments or Moments(matrix)
+                spaces[space] = fit_space(matrix, space, self._kernels.moments)
             while len(kept) >= _COSINES_KEPT:
                 kept.pop(next(iter(kept)))
             kept[key] = label_cosines(matrix, spaces[space], labels, anchors)
@@ -126,6 +144,9 @@ class Readings:
         topk_logprobs: [n, K] float32.
         label_logprobs: [n, L] float32, -inf where a document has fewer choices.
         entropy: [n] of the full distribution, nats.
+        nucleus_sizes, nucleus_entropies: [n, 4] at `core.uncertainty.NUCLEUS_LEVELS`, nats.
+        choices: [n] the texts of each document's own labels.
+        first: [n] `prompt_key` of the readout that the arrays are from.
         prompts: [n] hex digits that stand for each prompt, to tell documents apart.
         missing: documents of the run that have no readout yet.
     """
@@ -142,6 +163,12 @@ class Readings:
     topk_logprobs: NDArray[np.float32]
     label_logprobs: NDArray[np.float32]
     entropy: NDArray[np.float64]
+    nucleus_sizes: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 4), np.int32))
+    nucleus_entropies: NDArray[np.float32] = field(
+        default_factory=lambda: np.zeros((0, 4), np.float32)
+    )
+    choices: tuple[tuple[str, ...], ...] = ()
+    first: tuple[bytes, ...] = ()
     prompts: tuple[str, ...] = ()
     missing: int = 0
 
@@ -185,8 +212,11 @@ def take(readings: Readings, rows: Sequence[int]) -> Readings:
     if list(rows) == list(range(readings.n)):
         return readings
     places = np.asarray(rows, dtype=np.int64)
-    arrays = ("target", "topk_ids", "topk_logprobs", "label_logprobs", "entropy")
-    tuples = ("keys", "docs", "prompts")
+    arrays = (
+        "target", "topk_ids", "topk_logprobs", "label_logprobs", "entropy", "nucleus_sizes",
+        "nucleus_entropies",
+    )  # fmt: skip
+    tuples = ("keys", "docs", "choices", "first", "prompts")
     chosen: dict[str, Any] = {}
     for name in (*arrays, *tuples):
         own = getattr(readings, name)
@@ -210,6 +240,8 @@ def load_all(folder: str | Path, samples: Mapping[int, int] | None = None) -> li
     source = Source.open(folder)
     tasks: dict[str, list[StoredDocument]] = {}
     for document in _conditional(store.read_documents(source.folder)):
+        if not document.labels:  # an answer that was generated (`reports.generations`)
+            continue
         tasks.setdefault(document.task, []).append(document)
     rows = _Rows(source)
     found = []
@@ -226,7 +258,7 @@ def load_all(folder: str | Path, samples: Mapping[int, int] | None = None) -> li
 
 def _conditional(documents: Sequence[StoredDocument]) -> list[StoredDocument]:
     """Without the empty prompts that `acc_mutual_info` adds to a document's own."""
-    empty = store.text_key("")
+    empty = text_key("")
     own = {(d.task, d.doc_id) for d in documents if d.context != empty}
     return [d for d in documents if d.context != empty or (d.task, d.doc_id) not in own]
 
@@ -247,6 +279,34 @@ def load(
         asked = "name one with --task" if task is None else f"{task!r} is not among them"
         raise ValueError(f"{folder} holds the tasks {', '.join(names)}: {asked}.")
     return found[names.index(task)]
+
+
+def load_hidden(readings: Readings) -> NDArray[np.float16]:
+    """The activations after every block at each document's answer position, [n, layers, d].
+
+    Raises:
+        ValueError: the run did not capture them, for some of the documents at least.
+    """
+    source = readings.source
+    layers = source.manifest["about"].get("layers")
+    where = {key: i for i, key in enumerate(readings.first)}
+    found = np.zeros(readings.n, dtype=np.bool_)
+    out = np.zeros((readings.n, *layers) if layers else (readings.n, 0, 0), dtype=np.float16)
+    for table in _good_tables(source, hidden=True) if layers else ():
+        if not holds_hidden(table, tuple(layers)):
+            continue
+        own = hidden_column(table, tuple(layers))
+        for row, key in enumerate(table["prompt"].to_pylist()):
+            if key in where:
+                out[where[key]], found[where[key]] = own[row], True
+    out = out[[where[key] for key in readings.first]]  # documents may share a prompt
+    found = found[[where[key] for key in readings.first]]
+    if not found.all():
+        raise ValueError(
+            f"{source.folder} has activations of {int(found.sum())} of {readings.n} documents of "
+            f"{readings.task}: run the evaluation on it with --model_args …,capture=hidden."
+        )
+    return out
 
 
 def read_samples(path: Path) -> dict[int, int]:
@@ -270,23 +330,29 @@ def _sample(path: Path, number: int, line: str) -> tuple[int, int]:
         ) from error
 
 
+def _good_tables(source: Source, hidden: bool = False) -> Iterator[Any]:
+    """The parts of a directory's readouts that can be used; the others are named."""
+    for path in parts(source.folder, store.READOUTS):
+        try:
+            table = store.read_readouts(path, source.manifest["about"]["top_k"], hidden)
+        except FileNotFoundError:  # a run has set it aside just now
+            continue
+        except (OSError, ForeignReadouts) as problem:
+            logger.warning("%s: left out; run the evaluation again on this directory.", problem)
+            continue
+        if fingerprint_of(table) != source.manifest["fingerprint"]:
+            logger.warning("%s is from another model: left out.", path)
+            continue
+        yield table
+
+
 class _Rows:
     """The readouts of a directory, prompt by prompt, without copies."""
 
     def __init__(self, source: Source) -> None:
         self.columns: list[dict[str, Any]] = []
         self.place: dict[bytes, tuple[int, int]] = {}
-        for path in store.parts(source.folder, store.READOUTS):
-            try:
-                table = store.read_readouts(path, source.manifest["about"]["top_k"])
-            except FileNotFoundError:  # a run has set it aside just now
-                continue
-            except (OSError, store.ForeignReadouts) as problem:
-                logger.warning("%s: left out; run the evaluation again on this directory.", problem)
-                continue
-            if store.fingerprint_of(table) != source.manifest["fingerprint"]:
-                logger.warning("%s is from another model: left out.", path)
-                continue
+        for table in _good_tables(source):
             self._add(table)
 
     def _add(self, table: Any) -> None:
@@ -294,10 +360,12 @@ class _Rows:
             self.place.setdefault(key, (len(self.columns), row))
         self.columns.append(
             {
-                "topk_ids": store.fixed_column(table, "topk_ids"),
-                "topk_logprobs": store.fixed_column(table, "topk_logprobs"),
-                "label_logprobs": store.ragged_column(table, "label_logprobs"),
+                "topk_ids": fixed_column(table, "topk_ids"),
+                "topk_logprobs": fixed_column(table, "topk_logprobs"),
+                "label_logprobs": ragged_column(table, "label_logprobs"),
                 "entropy": table["entropy"].to_numpy(),
+                "nucleus_sizes": fixed_column(table, "nucleus_sizes"),
+                "nucleus_entropies": fixed_column(table, "nucleus_entropies"),
                 "lead_logprob": table["lead_logprob"].to_numpy(),
             }
         )
@@ -359,13 +427,17 @@ def _assemble(
         labels=read[0].labels if shared else tuple(f"choice {i + 1}" for i in range(width)),
         label_set=_label_set(source.manifest["label_sets"][shared]) if shared else None,
         why_identity=source.manifest["tasks"].get(task, {}).get("why_identity"),
-        keys=_keys(read, docs),
+        keys=keys_of(read, docs),
         docs=docs,
         target=_targets(read, docs, width, samples),
         topk_ids=rows.gather("topk_ids", first),
         topk_logprobs=rows.gather("topk_logprobs", first),
         label_logprobs=_label_logprobs(read, rows, width),
         entropy=rows.gather("entropy", first),
+        nucleus_sizes=rows.gather("nucleus_sizes", first),
+        nucleus_entropies=rows.gather("nucleus_entropies", first),
+        choices=tuple(d.labels for d in read),
+        first=tuple(first),
         prompts=tuple(d.context.hex() for d in read),
         missing=len(documents) - len(read),
     )
@@ -402,7 +474,7 @@ def _label_set(record: Mapping[str, Any]) -> LabelSet:
     )
 
 
-def _keys(documents: Sequence[StoredDocument], docs: Sequence[object]) -> tuple[str, ...]:
+def keys_of(documents: Sequence[StoredDocument], docs: Sequence[object]) -> tuple[str, ...]:
     seen: dict[str, int] = {}
     keys = []
     for document, doc in zip(documents, docs, strict=True):

@@ -27,24 +27,30 @@ from safetensors.torch import save_file
 
 from lm_eval_semsoft.engine import store as store_module
 from lm_eval_semsoft.engine.forward import NaNLogits
+from lm_eval_semsoft.engine.manifest import Manifest, folder_of
+from lm_eval_semsoft.engine.parts import ForeignReadouts, parquet_bytes, parts
 from lm_eval_semsoft.engine.plan import Prompt
 from lm_eval_semsoft.engine.readout import Readout
 from lm_eval_semsoft.engine.recorder import Recorder
+from lm_eval_semsoft.engine.records import (
+    Answer,
+    StoredDocument,
+    answer_key,
+    prompt_key,
+    table_of_readouts,
+    text_key,
+)
 from lm_eval_semsoft.engine.store import (
     DOCUMENTS,
     READOUTS,
-    ForeignReadouts,
-    Manifest,
     Store,
-    StoredDocument,
-    folder_of,
-    parts,
-    prompt_key,
+    read_answers,
     read_documents,
     read_embeddings,
+    read_readouts,
     read_vocabulary,
-    text_key,
 )
+from lm_eval_semsoft.engine.trace import Trace
 
 K = 20
 
@@ -277,12 +283,12 @@ def foreign_table(data: bytes) -> bytes:
 
 def other_fingerprint(data: bytes) -> bytes:
     table = pq.read_table(pa.BufferReader(data)).replace_schema_metadata({"fingerprint": "beef"})
-    return store_module._parquet(table)
+    return parquet_bytes(table)
 
 
 def other_k(data: bytes) -> bytes:
-    table = store_module._table_of([(key(1), readout(1, k=K + 1))], K + 1)
-    return store_module._parquet(table.replace_schema_metadata({"fingerprint": "f00d"}))
+    table = table_of_readouts([(key(1), readout(1, k=K + 1))], K + 1)
+    return parquet_bytes(table.replace_schema_metadata({"fingerprint": "f00d"}))
 
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
@@ -338,9 +344,9 @@ def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
     for _ in range(400):
         part.write_bytes(flipped(data, rng))
         with pytest.raises(ForeignReadouts, match="truncated or corrupt"):
-            store_module.read_readouts(part, K)
+            read_readouts(part, K)
     part.write_bytes(data)
-    assert len(store_module.read_readouts(part, K)) == 5
+    assert len(read_readouts(part, K)) == 5
 
 
 def test_parts_of_the_first_version_are_read(tmp_path: Path) -> None:
@@ -958,3 +964,122 @@ def test_processes_may_write_to_one_directory(tmp_path: Path) -> None:
     assert {(d.task, d.doc_id) for d in read_documents(folder)} == expected
     assert not (folder / "set_aside").exists()
     assert not list(folder.rglob("*.tmp"))
+
+
+# --------------------------------------------------------------------------------------------
+# captured activations
+# --------------------------------------------------------------------------------------------
+
+SHAPE = (3, 8)
+
+
+def with_hidden(seed: int) -> Readout:
+    values = np.random.default_rng(seed).normal(size=SHAPE).astype(np.float16)
+    return replace(readout(seed), hidden=values)
+
+
+def test_activations_come_back_bit_for_bit(tmp_path: Path) -> None:
+    store = open_store(tmp_path, hidden=SHAPE)
+    given = {key(i): with_hidden(i) for i in range(5)}
+    for name, own in given.items():
+        store.add(name, own)
+    store.close()
+    back = dict(open_store(tmp_path, hidden=SHAPE).recall(given))
+    assert all(same(own, back[name]) for name, own in given.items())
+    assert Manifest.read(tmp_path).about["layers"] == list(SHAPE)
+
+
+def test_a_run_without_capture_uses_what_was_captured_but_not_the_reverse(tmp_path: Path) -> None:
+    filled(tmp_path, n=4)
+    capturing = open_store(tmp_path, hidden=SHAPE)
+    assert not dict(capturing.recall([key(i) for i in range(4)]))
+    capturing.add(key(0), with_hidden(0))
+    capturing.close()
+    found = dict(open_store(tmp_path, hidden=SHAPE).recall([key(i) for i in range(4)]))
+    assert set(found) == {key(0)}
+    assert found[key(0)].hidden is not None
+    plain = recalled(tmp_path)
+    assert set(plain) == {key(i) for i in range(4)}
+    assert all(own.hidden is None for own in plain.values())
+    assert not list((tmp_path / "set_aside").glob("*"))
+
+
+def test_parts_with_activations_are_no_larger_than_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_PART_BYTES", 2 * 2 * SHAPE[0] * SHAPE[1])
+    store = open_store(tmp_path, hidden=SHAPE)
+    for i in range(5):
+        store.add(key(i), with_hidden(i))
+    store.close()
+    assert [len(read_readouts(p, K)) for p in parts(tmp_path, READOUTS)] == [2, 2, 1]
+
+
+# --------------------------------------------------------------------------------------------
+# generated answers
+# --------------------------------------------------------------------------------------------
+
+
+def answer(seed: int, n: int) -> Answer:
+    """Of n tokens."""
+    rng = np.random.default_rng(seed)
+    shapes = {"topk_entropies": (n, 5), "nucleus_sizes": (n, 4), "nucleus_entropies": (n, 4)}
+    whole = ("tokens", "nucleus_sizes", "ends")
+    own = {
+        name: rng.integers(0, 9, shapes.get(name, n)).astype(np.int32)
+        if name in whole
+        else rng.random(shapes.get(name, n)).astype(np.float32)
+        for name in (
+            "tokens", "logprobs", "top_logprobs", "entropy", "topk_entropies", "nucleus_sizes",
+            "nucleus_entropies", "ends",
+        )
+    }  # fmt: skip
+    return Answer("x" * n + "\N{PARTY POPPER}", Trace(**own, vocabulary=99))
+
+
+def test_answers_come_back_bit_for_bit(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    given = {key(i): answer(i, n) for i, n in enumerate((3, 0, 7, 1))}
+    for name, own in given.items():
+        store.add_answer(name, own)
+    store.close()
+    for found in (dict(open_store(tmp_path).recall_answers(given)), read_answers(tmp_path)):
+        assert found.keys() == given.keys()
+        for name, own in given.items():
+            assert found[name].text == own.text
+            for part, value in vars(own.trace).items():
+                back = getattr(found[name].trace, part)
+                np.testing.assert_array_equal(back, value, strict=isinstance(value, np.ndarray))
+    assert set(dict(open_store(tmp_path).recall_answers([key(0)]))) == {key(0)}
+
+
+def test_answers_alone_empty_ones_too(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.add_answer(key(1), answer(1, 0))
+    store.close()
+    assert read_answers(tmp_path)[key(1)].trace.topk_entropies.shape == (0, 5)
+
+
+def test_an_answer_that_has_rotted_is_set_aside_and_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path)
+    store.add_answer(key(1), answer(1, 4))
+    store.close()
+    (part,) = parts(tmp_path, "answers")
+    part.write_bytes(flipped(part.read_bytes(), random.Random(0)))
+    assert not read_answers(tmp_path)
+    assert not dict(open_store(tmp_path).recall_answers([key(1)]))
+    assert "moved to" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (((1, 2), "a"), ((1, 2), "b")),
+        (((1, 2), "a"), ((1, 2, 3), "a")),
+        (((1, 97), ""), ((1,), "a\0\0\0\0\0\0\0")),
+    ],
+)
+def test_another_prompt_or_another_way_is_another_answer(one: Any, other: Any) -> None:
+    assert answer_key(*one) == answer_key(*one) != answer_key(*other)

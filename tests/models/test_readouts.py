@@ -739,3 +739,53 @@ def test_use_cache_beside_readouts_warns(
     assert loaded.labels == labels
     assert loaded.label_set is not None
     assert loaded.n >= len(comments) - 2
+
+
+# --------------------------------------------------------------------------------------------
+# capture=hidden
+# --------------------------------------------------------------------------------------------
+
+
+def test_activations_are_stored_with_the_readouts(
+    tiny_model: Callable[[str], Any],
+    comments: Sequence[str],
+    labels: Sequence[str],
+    tmp_path: Path,
+    passes: Passes,
+) -> None:
+    tiny = tiny_model("llama")
+    asked = requests_for(comments[:4], labels)
+    plain = ask(lm_of(tiny, readouts=tmp_path), asked)
+    captured = ask(lm_of(tiny, readouts=tmp_path, capture="hidden"), asked)
+    assert [s[0] for s in plain] == pytest.approx([s[0] for s in captured], abs=1e-5)
+    passes.clear()
+    again = ask(lm_of(tiny, readouts=tmp_path, capture="hidden"), asked)
+    assert passes.forward == 0
+    loaded = readings.load(tmp_path)
+    hidden = readings.load_hidden(loaded)
+    first = [again[n * len(labels)].readout.hidden for n in range(4)]
+    np.testing.assert_array_equal(hidden, np.stack(first))
+    np.testing.assert_array_equal(
+        readings.load_hidden(readings.take(loaded, [2, 0])), hidden[[2, 0]]
+    )
+
+
+def test_a_run_that_captured_nothing_says_so(
+    tiny_model: Callable[[str], Any],
+    comments: Sequence[str],
+    labels: Sequence[str],
+    tmp_path: Path,
+) -> None:
+    tiny = tiny_model("llama")
+    ask(lm_of(tiny, readouts=tmp_path), requests_for(comments[:4], labels))
+    with pytest.raises(ValueError, match=r"activations of 0 of 4 documents.*capture=hidden"):
+        readings.load_hidden(readings.load(tmp_path))
+    half = requests_for(comments[:2], labels)
+    ask(lm_of(tiny, readouts=tmp_path, capture="hidden"), half)
+    with pytest.raises(ValueError, match="activations of 2 of 4 documents"):
+        readings.load_hidden(readings.load(tmp_path))
+
+
+def test_what_can_be_captured_is_named(tiny_model: Callable[[str], Any]) -> None:
+    with pytest.raises(ValueError, match=r"capture='hiden'.*hidden"):
+        lm_of(tiny_model("llama"), capture="hiden")

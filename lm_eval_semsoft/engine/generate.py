@@ -1,0 +1,277 @@
+"""Greedy answers, and what each of their tokens tells.
+
+Our own loop instead of `model.generate`, for speed: the prefix that prompts share is run once, an
+answer that is done leaves at once and the next prompt takes its place, and an answer's text is
+only looked at where it is new. The tokens are the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .embeddings import output_head
+from .forward import NaNLogits, Progress, answers_only
+from .plan import GROUP_OVERHEAD, Group, Prompt, Tokens, group_by_prefix
+from .readout import NotFinite
+from .rows import RowCache
+from .token_measures import Measures, choose, trace_of
+from .trace import Decode, Trace
+
+logger = logging.getLogger(__name__)
+
+_ANY: tuple[Tokens, ...] = ((0,),)  # a label, for plans that want one
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When an answer ends.
+
+    Attributes:
+        tokens: tokens that end it.
+        strings: texts that end it.
+        look_back: how many of the last tokens are searched for them.
+        decode: token lists -> their texts, special tokens included.
+    """
+
+    tokens: frozenset[int] = frozenset()
+    strings: tuple[str, ...] = ()
+    look_back: int = 0
+    decode: Callable[[list[list[int]]], list[str]] = field(default=lambda rows: [], compare=False)
+
+    def ended(self, answers: Sequence[Sequence[int]]) -> list[bool]:
+        """Which answers end with their last token."""
+        done = [answer[-1] in self.tokens for answer in answers]
+        if self.strings:
+            tails = self.decode([list(answer[-self.look_back :]) for answer in answers])
+            done = [d or any(s in t for s in self.strings)
+                    for d, t in zip(done, tails, strict=True)]  # fmt: skip
+        return done
+
+
+@dataclass
+class _Row:
+    """An answer that is being written."""
+
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    measures: list[Measures] = field(default_factory=list)
+
+
+class Generator:
+    """Writes greedy answers with one model.
+
+    Args:
+        model: a causal transformers model, in eval mode.
+        decode: tokens -> the text that is shown, for `Trace.ends`.
+        prefix_sharing: run shared prompt prefixes once.
+        device: where its inputs go; None = where its first weights are.
+        autocast: a precision context for its passes.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        decode: Decode,
+        prefix_sharing: bool = True,
+        device: torch.device | None = None,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.model = model
+        self.head = output_head(model)
+        self.device = device or next(model.parameters()).device
+        self._decode = decode
+        self._prefix_sharing = prefix_sharing
+        self._autocast = autocast
+        self._most = sys.maxsize  # answers at once, after a lack of memory
+        known = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in known
+        self._cache_name = "past_key_values" if "past_key_values" in known else "cache"
+
+    def generate(
+        self,
+        prompts: Sequence[Tokens],
+        max_tokens: int,
+        stop: Stop,
+        batch_size: int | None = 1,
+        progress: Progress = lambda n: None,
+        measured: bool = True,
+    ) -> Iterator[tuple[int, list[int], Trace | None]]:
+        """Yield (index, tokens, trace) for every prompt, in the order in which they are done.
+
+        The tokens are all that were generated, with what ended the answer; so is the trace, whose
+        `ends` count the text that `decode` gives for all of them.
+
+        Args:
+            prompts: at least one token each.
+            max_tokens: of an answer.
+            stop: what ends it before.
+            batch_size: answers at once; None = 64. Fewer where the device runs out of memory.
+            progress: called with the number of prompts just done.
+            measured: False leaves the traces out.
+
+        Raises:
+            NaNLogits: naming the prompt.
+        """
+        run = _Run(prompts, self._groups(prompts), 64 if batch_size is None else max(1, batch_size))
+        with torch.inference_mode(), self._autocast():
+            while run.waiting or run.rows:
+                first, logits = self._advance(run)
+                if logits is None:
+                    continue
+                self._note(run.rows[first:], logits, measured)
+                for row in self._leave(run, first, max_tokens, stop):
+                    yield row.index, row.tokens, self._trace(row) if measured else None
+                    progress(1)
+
+    # -- one pass ------------------------------------------------------------------------------
+
+    def _advance(self, run: _Run) -> tuple[int, torch.Tensor | None]:
+        """Run new prompts if there is room for some, else every answer's last token.
+
+        Returns the first row that was run, and the logits of those from there on: [n, V]; None if
+        the device ran out of memory.
+        """
+        chosen, group = run.next(min(self._most, run.batch_size))
+        try:
+            if chosen:
+                logits = self._enter(run, chosen, group)
+                run.rows += [_Row(i) for i in chosen]
+                return len(run.rows) - len(chosen), logits
+            return 0, self._step(run.table, [row.tokens[-1] for row in run.rows])
+        except torch.OutOfMemoryError:
+            if len(run.rows) + len(chosen) <= 1:
+                raise
+        # Not inside `except`, where the failed pass's tensors would still be alive.
+        self._most = len(run.rows) or len(chosen) // 2 if chosen else len(run.rows) // 2
+        logger.warning("Out of memory: at most %d answers at once now.", self._most)
+        run.put_back(chosen, group, self._most)
+        return 0, None
+
+    def _enter(self, run: _Run, chosen: Sequence[int], group: int) -> torch.Tensor:
+        """The logits [n, V] after some prompts of a group, whose rows join the table."""
+        n_prefix = run.groups[group].prefix
+        prompts = [run.prompts[i] for i in chosen]
+        if n_prefix and run.prefix_of != group:
+            run.prefix, run.prefix_of = RowCache(), group
+            self._pass(run.prefix, [prompts[0][:n_prefix]], [n_prefix], answers=False)
+        tray, lengths = RowCache(), [len(p) for p in prompts]
+        # Every row runs as many tokens as the one that has most after the prefix: so all end in
+        # one column and none needs padding between its prefix and the rest.
+        new = max(lengths) - n_prefix
+        before = [max(0, n - new) for n in lengths]
+        if max(before):
+            tray.lay(run.prefix, before)
+        rows = [[*[0] * (new - len(p)), *p[-new:]] for p in prompts]
+        logits = self._pass(tray, rows, lengths)
+        run.table.take(tray)
+        return logits
+
+    def _step(self, table: RowCache, tokens: Sequence[int]) -> torch.Tensor:
+        """The logits [n, V] after one more token of every row."""
+        return self._pass(table, [[t] for t in tokens], [n + 1 for n in table.lengths])
+
+    def _pass(
+        self,
+        table: RowCache,
+        rows: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        answers: bool = True,
+    ) -> torch.Tensor:
+        """Run new tokens of all rows, which then have these lengths; the last one's logits."""
+        new, width = len(rows[0]), table.end + len(rows[0])
+        mask = table.mask(lengths, width, self.device)
+        inputs: dict[str, Any] = {"attention_mask": mask, self._cache_name: table}
+        if self._takes_positions:
+            inputs["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)[:, -new:]
+        where = range(len(rows)) if answers else ()
+        with answers_only(self.head, new, where, [new - 1 for _ in where]):
+            given = torch.tensor(rows, device=self.device)
+            logits = self.model(input_ids=given, use_cache=True, **inputs).logits[0]
+        table.end, table.lengths = width, list(lengths)
+        return logits
+
+    # -- the answers ---------------------------------------------------------------------------
+
+    def _note(self, rows: Sequence[_Row], logits: torch.Tensor, measured: bool) -> None:
+        try:
+            tokens, measures = choose(logits, measured)
+        except NotFinite as error:
+            raise NaNLogits(rows[error.row].index) from error
+        for i, row in enumerate(rows):
+            row.tokens.append(tokens[i])
+            if measures is not None:
+                row.measures.append(measures[i])
+
+    def _leave(self, run: _Run, first: int, max_tokens: int, stop: Stop) -> list[_Row]:
+        """Take out the rows that are done, from the given one on."""
+        ended = stop.ended([row.tokens for row in run.rows[first:]])
+        gone = []
+        for i in reversed(range(first, len(run.rows))):
+            if ended[i - first] or len(run.rows[i].tokens) >= max_tokens:
+                gone.append(run.rows[i])
+                run.table.drop(i)
+                run.rows[i] = run.rows[-1]
+                run.rows.pop()
+        return gone[::-1]
+
+    def _trace(self, row: _Row) -> Trace:
+        return trace_of(row.tokens, row.measures, self.head.weight.shape[0], self._decode)
+
+    def _groups(self, prompts: Sequence[Tokens]) -> list[Group]:
+        if not self._prefix_sharing:
+            return [Group(0, tuple(range(len(prompts))))]
+        return group_by_prefix([Prompt(p, _ANY) for p in prompts], GROUP_OVERHEAD)
+
+
+class _Run:
+    """The state of one call: who waits, who is being answered.
+
+    Attributes:
+        waiting: (group, prompt) pairs, group by group, a group's longest prompts first.
+        rows: answers that are being written, in the order of the table's rows.
+        prefix: keys and values of the prefix of group `prefix_of`.
+    """
+
+    def __init__(self, prompts: Sequence[Tokens], groups: Sequence[Group], batch_size: int) -> None:
+        self.prompts = prompts
+        self.groups = groups
+        self.batch_size = batch_size
+        self.waiting = deque(
+            (number, i)
+            for number, group in enumerate(groups)
+            for i in sorted(group.members, key=lambda i: -len(prompts[i]))
+        )
+        self.rows: list[_Row] = []
+        self.table = RowCache()
+        self.prefix, self.prefix_of = RowCache(), -1
+
+    def next(self, most: int) -> tuple[list[int], int]:
+        """Prompts of one group that should be run now, and their group.
+
+        A few at once: a pass costs about as much for one as for several.
+        """
+        room = most - len(self.rows)
+        if not self.waiting or room < min(max(1, most // 4), len(self.waiting)):
+            return [], -1
+        group, chosen = self.waiting[0][0], []
+        while self.waiting and self.waiting[0][0] == group and len(chosen) < room:
+            chosen.append(self.waiting.popleft()[1])
+        return chosen, group
+
+    def put_back(self, chosen: Sequence[int], group: int, most: int) -> None:
+        """Let prompts wait again, and the last answers that are too many: those begin anew."""
+        self.waiting.extendleft((group, i) for i in reversed(chosen))
+        member = {i: number for number, g in enumerate(self.groups) for i in g.members}
+        while len(self.rows) > most:
+            index = self.rows.pop().index
+            self.table.drop(len(self.rows))
+            self.waiting.appendleft((member[index], index))

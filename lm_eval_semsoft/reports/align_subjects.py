@@ -1,0 +1,217 @@
+"""What `align` works on: a model's doubt about each document, and what is known about people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_eval_semsoft.core import calibration, soft_labels
+from lm_eval_semsoft.core.bootstrap import stderr
+from lm_eval_semsoft.engine import store
+
+from . import doubt
+
+if TYPE_CHECKING:
+    from .generations import Generations
+    from .readings import Readings
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_TIME = "response_time"  # how the names of times begin
+
+
+@dataclass(frozen=True)
+class TimeRule:
+    """What is done to response times (fields whose name begins with `response_time`).
+
+    Attributes:
+        log: take natural logarithms; times of 0 or less are dropped.
+        trim: drop times outside these, both included: in ms, or quantiles of the task's known
+            times if both are at most 1.
+    """
+
+    log: bool = False
+    trim: tuple[float, float] | None = None
+
+    def apply(self, times: Floats) -> Floats:
+        """The times, NaN where one is dropped."""
+        known = times[~np.isnan(times)]
+        kept = np.array(times)
+        if self.trim is not None and known.size:
+            low, high = self.trim
+            if high <= 1:
+                low, high = np.quantile(known, [low, high])
+            kept[(times < low) | (times > high)] = np.nan
+        if self.log:
+            kept = np.log(np.where(kept > 0, kept, np.nan))
+        return kept
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its bootstrap standard error."""
+
+    value: float
+    stderr: float = math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """One task of one directory: how unsure a model was, and what is known about people.
+
+    Attributes:
+        directory, name, model, task: of what; `name` tells directories apart.
+        keys: [n] the documents' ids, all different.
+        docs: [n] the documents.
+        measures: name -> float [n].
+        calibration: accuracy, ece and ece_sweep of the model (empty for free response) and, with
+            the prefix `human_`, of the crowd.
+        missing: documents of the run that have not been read yet.
+    """
+
+    directory: str
+    name: str
+    model: str
+    task: str
+    keys: tuple[str, ...]
+    docs: tuple[dict[str, Any], ...]
+    measures: Mapping[str, Floats]
+    calibration: Mapping[str, Estimate] = field(default_factory=dict)
+    missing: int = 0
+
+    @cached_property
+    def numbers(self) -> Mapping[str, Floats]:
+        """Fields of the documents that are numbers, and different from NaN at least once."""
+        names = dict.fromkeys(name for doc in self.docs for name in doc)
+        columns = {name: _column(self.docs, name) for name in names}
+        return {name: x for name, x in columns.items() if x is not None and not np.isnan(x).all()}
+
+
+def _column(docs: Sequence[Mapping[str, Any]], name: str) -> Floats | None:
+    """A field as numbers, NaN where a document has none; None if it is something else."""
+    values = [doc.get(name) for doc in docs]
+    if not all(v is None or (isinstance(v, (int, float)) and type(v) is not bool) for v in values):
+        return None
+    return np.array([math.nan if v is None else v for v in values], dtype=np.float64)
+
+
+def subjects_of(
+    folder: str | Path, task: str | None = None, resamples: int = 1000, seed: int = 0
+) -> list[Subject]:
+    """Every task of a readouts directory, or one.
+
+    Raises:
+        FileNotFoundError, engine.store.ForeignReadouts: as `readings.load_all`.
+        ValueError: nothing to read, or not this task.
+    """
+    from . import generations, readings
+
+    source = readings.Source.open(folder)
+    answers = generations.load_generations(source.folder)
+    options: list[Readings] = []
+    if not answers or store.read_documents(source.folder):
+        options = readings.load_all(source.folder)
+    names = [own.task for own in (*options, *answers)]
+    if task is not None and task not in names:
+        raise ValueError(
+            f"{folder} holds the tasks {', '.join(names)}: {task!r} is not among them."
+        )
+
+    def wanted(own: Readings | Generations) -> bool:
+        return task in (None, own.task)
+
+    return [
+        *(of_options(own, str(folder), resamples, seed) for own in options if wanted(own)),
+        *(of_answers(own, str(folder)) for own in answers if wanted(own)),
+    ]
+
+
+def of_options(readings: Readings, directory: str, resamples: int, seed: int) -> Subject:
+    return Subject(
+        directory=directory, name=readings.name, model=readings.source.model, task=readings.task,
+        keys=readings.keys, docs=readings.docs, measures=doubt.of_readings(readings),
+        calibration=calibration_of(readings, resamples, seed), missing=readings.missing,
+    )  # fmt: skip
+
+
+def of_answers(generations: Generations, directory: str) -> Subject:
+    source = generations.source
+    return Subject(
+        directory=directory, name=source.folder.resolve().name, model=source.model,
+        task=generations.task, keys=generations.keys, docs=generations.docs,
+        measures=doubt.of_generations(generations),
+    )  # fmt: skip
+
+
+def named(subjects: Sequence[Subject]) -> list[Subject]:
+    """The same with names that tell directories apart: paths where the last parts do not."""
+    paths: dict[str, set[str]] = {}
+    for s in subjects:
+        paths.setdefault(s.name, set()).add(s.directory)
+    return [replace(s, name=s.directory) if len(paths[s.name]) > 1 else s for s in subjects]
+
+
+def target_table(
+    subject: Subject, names: Sequence[str], rule: TimeRule
+) -> tuple[Floats, list[int]]:
+    """Targets [n, T] after the rule, and how many values of each it dropped."""
+    columns, trimmed = [], []
+    for name in names:
+        raw = subject.numbers[name]
+        own = rule.apply(raw) if name.startswith(_TIME) else raw
+        columns.append(own)
+        trimmed.append(int((np.isnan(own) & ~np.isnan(raw)).sum()))
+    return np.stack(columns, axis=1), trimmed
+
+
+def calibration_of(readings: Readings, resamples: int, seed: int) -> dict[str, Estimate]:
+    """Accuracy and calibration errors of the model and of the crowd, side by side.
+
+    The model's confidence is its largest option probability, renormalised over the options
+    (constrained softmax). Empty if the documents do not say what is right.
+    """
+    if readings.target is None:
+        return {}
+    logs = readings.label_logprobs.astype(np.float64)
+    p = np.exp(logs - np.logaddexp.reduce(logs, axis=1, keepdims=True))
+    right = readings.target[np.arange(readings.n), p.argmax(axis=1)]
+    found = _calibration("", p.max(axis=1), right, resamples, seed)
+    shares, known = _shares(readings.docs, readings.target.shape[1])
+    if known.any():
+        people = soft_labels.crowd(shares[known], readings.target[known])
+        found |= _calibration("human_", *people, resamples, seed)
+    return found
+
+
+def _calibration(
+    prefix: str, confidence: Floats, right: Bools, resamples: int, seed: int
+) -> dict[str, Estimate]:
+    mean = float(right.mean())
+    found = {"accuracy": Estimate(mean, math.sqrt(mean * (1 - mean) / max(1, len(right) - 1)))}
+    values = {
+        "ece": calibration.ece(confidence, right),
+        "ece_sweep": calibration.ece_sweep(confidence, right).value,
+    }
+    for name, value in values.items():
+        error = stderr(getattr(calibration, name), confidence, right, n=resamples, seed=seed)
+        found[name] = Estimate(value, error)
+    return {f"{prefix}{name}": own for name, own in found.items()}
+
+
+def _shares(docs: Sequence[Mapping[str, Any]], size: int) -> tuple[Floats, Bools]:
+    """Shares of people per option [n, L], and which documents have one for each of theirs."""
+    shares, known = np.zeros((len(docs), size)), np.zeros(len(docs), dtype=np.bool_)
+    for i, doc in enumerate(docs):
+        own, options = doc.get("human_shares"), doc.get("options")
+        if isinstance(own, list) and isinstance(options, list) and 0 < len(own) == len(options):
+            known[i] = len(own) <= size and not any(x is None or math.isnan(x) for x in own)
+            shares[i, : len(own)] = own if known[i] else 0
+    return shares, known
