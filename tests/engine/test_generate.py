@@ -85,11 +85,11 @@ def test_tokens_are_the_models_own_in_batches_of_any_size(
     tiny: Any, comments: tuple[str, ...], sharing: bool
 ) -> None:
     """More tokens than the sliding models' window of 16 holds, too."""
-    given = prompts_of(tiny, comments)
+    given = prompts_of(tiny, comments)[:7]
     expected = [greedy(tiny.model, prompt, 24) for prompt in given]
     generator = generator_of(tiny, prefix_sharing=sharing)
     assert generator.able() == (tiny.name != "mamba")
-    for size in (1, 3, 5, 64):
+    for size in (1, 3, 64):
         done: list[int] = []
         found = {
             i: tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ def requests_for(
     contexts: Sequence[str], kwargs: dict[str, Any] | None = None, **more: Any
 ) -> list[Instance]:
     """One request a context, as a task called questions makes them."""
-    given = {"until": ["\n\n"], "max_gen_toks": 24, "do_sample": False, **(kwargs or {}), **more}
+    given = {"until": ["\n\n"], "max_gen_toks": 16, "do_sample": False, **(kwargs or {}), **more}
     return [
         Instance("generate_until", {"text": text}, (text, dict(given)), 0, ("questions", i, 1))
         for i, text in enumerate(contexts)
@@ -64,7 +65,7 @@ def frequent_piece(texts: Sequence[str], length: int) -> str:
 
 @pytest.fixture(scope="module")
 def contexts(comments: tuple[str, ...]) -> list[str]:
-    return contexts_of(comments)
+    return contexts_of(comments[:6])
 
 
 # -- the same texts ----------------------------------------------------------------------------
@@ -73,11 +74,10 @@ def contexts(comments: tuple[str, ...]) -> list[str]:
 def test_texts_are_those_of_stock_hf(tiny: Any, contexts: list[str]) -> None:
     requests = requests_for(contexts)
     expected = stock(tiny, requests)
-    assert len(set(expected)) > 3
-    for size in (1, 4):
-        found = answers(lm_of(tiny, batch_size=size), requests)
-        assert found == expected
-        assert all(isinstance(text, GeneratedText) for text in found)
+    assert len(set(expected)) > 1
+    found = answers(lm_of(tiny, batch_size=4), requests)
+    assert found == expected
+    assert all(isinstance(text, GeneratedText) for text in found)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
@@ -99,19 +99,17 @@ def test_stop_strings_cut_as_stock_does(
 def test_a_special_token_stops_too(tiny_model: Callable[[str], Any], contexts: list[str]) -> None:
     """Its text is not shown, so only its token tells that it is there."""
     tiny = tiny_model("qwen3")
-    before = tiny.tokenizer.all_special_tokens
-    common = max(range(3, 300), key=lambda t: sum(
-        tiny.tokenizer.decode([t]) in text for text in stock(tiny, requests_for(contexts))
-    ))  # fmt: skip
-    token = tiny.tokenizer.convert_ids_to_tokens(common)
-    import copy
-
+    texts = stock(tiny, requests_for(contexts, max_gen_toks=8))
+    pieces = {t: tiny.tokenizer.decode([t]) for t in range(3, 300)}
+    often = max(pieces, key=lambda t: sum(pieces[t] in text for text in texts))
+    token = tiny.tokenizer.convert_ids_to_tokens(often)
     tokenizer = copy.deepcopy(tiny.tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": [token]})
-    assert tiny.tokenizer.all_special_tokens == before
     changed = type(tiny)(tiny.name, tiny.model, tokenizer)
-    requests = requests_for(contexts, until=[token])
-    assert answers(lm_of(changed, batch_size=3), requests) == stock(changed, requests)
+    requests = requests_for(contexts, until=[token], max_gen_toks=8)
+    found = answers(lm_of(changed, batch_size=3), requests)
+    assert found == stock(changed, requests)
+    assert min(len(text.trace) for text in found) < 8
 
 
 @pytest.mark.parametrize("most", [{"max_gen_toks": 1}, {"max_new_tokens": 5}, {"max_tokens": 3}])
@@ -130,9 +128,8 @@ def test_answers_are_as_long_as_allowed(
 
 def test_the_harness_default_length(tiny_model: Callable[[str], Any], contexts: list[str]) -> None:
     tiny = tiny_model("gpt2")
-    requests = requests_for(contexts[:2])
-    for request in requests:
-        del request.args[1]["max_gen_toks"]
+    requests = requests_for(contexts[:1])
+    del requests[0].args[1]["max_gen_toks"]
     assert answers(lm_of(tiny), requests) == stock(tiny, requests)
 
 
@@ -143,10 +140,10 @@ def test_long_contexts_are_cut_from_the_left(
     requests = requests_for([contexts[0] * 3, *contexts[1:4]])
     lengths = [len(tiny.tokenizer(r.args[0])["input_ids"]) for r in requests]
     assert lengths[0] > 60
-    expected = stock(tiny, requests, max_length=84)
-    assert answers(lm_of(tiny, max_length=84, batch_size=4), requests) == expected
+    expected = stock(tiny, requests, max_length=76)
+    assert answers(lm_of(tiny, max_length=76, batch_size=4), requests) == expected
     n_cut = sum(n > 60 for n in lengths)
-    assert f"{n_cut} of 4 prompts leave no room for 24 new tokens" in caplog.text
+    assert f"{n_cut} of 4 prompts leave no room for 16 new tokens" in caplog.text
 
 
 @pytest.mark.parametrize("bos", [True, False, None])
@@ -328,7 +325,7 @@ def test_the_cache_continues_after_an_interruption(
     tiny = tiny_model("llama")
     requests = requests_for(contexts)
     expected = answers(lm_of(tiny), requests)
-    run, left = tiny.model.forward, [40]
+    run, left = tiny.model.forward, [30]
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         left[0] -= 1
