@@ -12,9 +12,8 @@ Each is correlated (Spearman) with the entropy of people's answers (do people *d
 they are known, with people's response times (does a person *hesitate*). The full matrix of all
 measures is `semsoft align`'s.
 
-Probes (``probe_r``, ``probe_layer``) of runs with captured activations are metrics of the same
-shape: a payload made from ``results[0].readout`` and a column of the document, an aggregation in
-the YAML. See `lm_eval_semsoft.tasks.hooks`.
+Where a run captures activations, ``probe_r`` and ``probe_layer`` say how well they tell human
+entropy (`lm_eval_semsoft.tasks.probe_metrics`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import numpy as np
 from scipy.special import entr
 
 from lm_eval_semsoft.core import alignment, bootstrap, soft_labels
-from lm_eval_semsoft.tasks import metrics
+from lm_eval_semsoft.tasks import metrics, probe_metrics
 from lm_eval_semsoft.tasks.metrics import DocRecord, DocValue, Floats, Payload
 
 MEASURES = ("option", "full", "top1")
@@ -58,7 +57,8 @@ def process_entropy(doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str,
     """
     key = str(doc["id"])
     payloads = {**_calibration(key, doc, results), **_people(key, doc, results)}
-    return {**metrics.twice(payloads), **_counts(key, doc)}
+    probe = probe_metrics.payloads(doc, results, doc["human_entropy"])
+    return {**metrics.twice(payloads), **probe, **_counts(key, doc)}
 
 
 def process_times(doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Payload]:
@@ -71,8 +71,9 @@ def process_times(doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, P
         for measure in MEASURES
     }
     payloads = {**_calibration(key, doc, results), **_people(key, doc, results), **times}
+    probe = probe_metrics.payloads(doc, results, doc["human_entropy"])
     counts = {"dropped_times": DocValue(doc["dropped_times"], key), **_counts(key, doc)}
-    return {**metrics.twice(payloads), **counts}
+    return {**metrics.twice(payloads), **probe, **counts}
 
 
 def doubts(results: Sequence[Any]) -> dict[str, float]:

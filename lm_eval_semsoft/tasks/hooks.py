@@ -7,7 +7,10 @@ bootstrap standard error, and needs no ``aggregation``:
 - ``{metric: spearman, field: F, measure: M}``: rank correlation of the model's doubt with the
   number in field F of the document; M is ``option`` (the default), ``full`` or ``top1`` as in
   `lm_eval_semsoft.tasks.alignment_metrics`. In the results it is ``spearman_F``, or
-  ``spearman_F_M`` where a measure is named.
+  ``spearman_F_M`` where a measure is named;
+- ``{metric: probe_r, field: F}`` and ``{metric: probe_layer, field: F}``: how well a linear map
+  finds that number in the activations of a run that captures them, and in which layer
+  (`lm_eval_semsoft.tasks.probe_metrics`).
 
 docs/tasks.md has examples.
 """
@@ -16,13 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_semsoft.core.errors import check_choice
-from lm_eval_semsoft.tasks import alignment_metrics, metrics
+from lm_eval_semsoft.tasks import alignment_metrics, metrics, probe_metrics
 from lm_eval_semsoft.tasks.metrics import DocRecord, Payload
 
 Aggregation = Callable[[Sequence[Payload]], float]
@@ -38,12 +41,14 @@ class Scored:
         doc: its fields.
         results: per choice (log score, is_greedy).
         labels: numbers of the right choices.
+        probes: probe payloads by field, so that metrics of one probe share one object.
     """
 
     key: str
     doc: Mapping[str, Any]
     results: Sequence[Any]
     labels: Sequence[int]
+    probes: dict[str, Payload] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,14 +57,14 @@ class Hook:
 
     Attributes:
         payload: of one document, given the metric's entry in the YAML.
-        aggregation, stderr: payloads -> value and standard error.
+        aggregation, stderr: payloads -> value and standard error (None: it has none).
         higher_is_better: for the table's arrow.
         options: what the entry may hold besides ``metric`` and ``higher_is_better``.
     """
 
     payload: Callable[[Scored, Entry], Payload]
     aggregation: Aggregation
-    stderr: Aggregation
+    stderr: Aggregation | None
     higher_is_better: bool | None
     options: tuple[str, ...] = ()
 
@@ -84,7 +89,8 @@ class MeasuredTask(ConfigurableTask):
             _check(self.config.task, entry, hook, self.features)
             better = entry.get("higher_is_better", hook.higher_is_better)
             self._list(name, hook.aggregation, better)
-            self._list(f"{name}_stderr", hook.stderr, False)
+            if hook.stderr is not None:
+                self._list(f"{name}_stderr", hook.stderr, False)
 
     def _list(self, name: str, aggregation: Aggregation, higher_is_better: bool | None) -> None:
         self._metric_fn_list[name] = None
@@ -101,11 +107,12 @@ class MeasuredTask(ConfigurableTask):
             results=results[: len(choices)],
             labels=_labels(self.doc_to_target(doc), choices),
         )
-        payloads = {
-            name: HOOKS[entry["metric"]].payload(scored, entry)
-            for name, entry in self._hooked.items()
-        }
-        return {**super().process_results(doc, results), **metrics.twice(payloads)}
+        payloads: dict[str, Payload] = {}
+        for name, entry in self._hooked.items():
+            hook = HOOKS[entry["metric"]]
+            own = {name: hook.payload(scored, entry)}
+            payloads |= own if hook.stderr is None else metrics.twice(own)
+        return {**super().process_results(doc, results), **payloads}
 
 
 def _name(entry: Entry) -> str:
@@ -145,10 +152,19 @@ def _calibration(name: str) -> Callable[[Scored, Entry], Payload]:
 
 def _spearman(scored: Scored, entry: Entry) -> Payload:
     doubt = alignment_metrics.doubts(scored.results)[entry.get("measure", "option")]
-    return DocRecord((doubt, field_value(scored, entry)), scored.key)
+    return DocRecord((doubt, _field_value(scored, entry)), scored.key)
 
 
-def field_value(scored: Scored, entry: Entry) -> float:
+def _probe(scored: Scored, entry: Entry) -> Payload:
+    name = entry["field"]
+    if name not in scored.probes:
+        doc = {"id": scored.key}
+        found = probe_metrics.payloads(doc, scored.results, _field_value(scored, entry))
+        scored.probes[name] = found["probe_r"]
+    return scored.probes[name]
+
+
+def _field_value(scored: Scored, entry: Entry) -> float:
     """The number in the entry's ``field``; NaN where the document has none.
 
     Raises:
@@ -167,8 +183,6 @@ def field_value(scored: Scored, entry: Entry) -> float:
 
 _MEAN = (metrics.mean, metrics.mean_stderr)
 
-# Probes belong here, too: a hook "probe_r" and a hook "probe_layer" with the option "field", whose
-# payload takes the activations from `scored.results[0].readout` and the target from `field_value`.
 HOOKS: dict[str, Hook] = {
     "accuracy": Hook(_calibration("accuracy"), *_MEAN, True),
     "ece": Hook(_calibration("ece"), metrics.ece, metrics.ece_stderr, False),
@@ -185,4 +199,6 @@ HOOKS: dict[str, Hook] = {
         True,
         ("field", "measure"),
     ),
+    "probe_r": Hook(_probe, probe_metrics.r, probe_metrics.r_stderr, True, ("field",)),
+    "probe_layer": Hook(_probe, probe_metrics.layer, None, None, ("field",)),
 }

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import lm_eval
 import numpy as np
@@ -17,6 +18,10 @@ from lm_eval_semsoft.tasks import hooks
 pytestmark = pytest.mark.usefixtures("quick")
 DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
 BLOCK = re.compile(r"<!-- (base|snippet) -->\n```yaml\n(.*?)```", re.DOTALL)
+
+
+class Score(tuple):
+    """A pair that carries a readout."""
 
 
 @pytest.fixture
@@ -79,6 +84,36 @@ def test_the_documented_yamls(own):
     )
     assert math.isnan(results["capitals_all"]["spearman_difficulty_full,none"])
     assert "acc,none" not in results["capitals_doubt"]
+    assert math.isnan(
+        evaluate(own, "capitals_probe")[0]["capitals_probe"]["probe_r_difficulty,none"]
+    )
+
+
+def test_probes_share_one_payload(own):
+    """Activations that hold the number: the probe finds it."""
+    task = TaskManager(include_path=str(own), include_defaults=False).load(["capitals_probe"])
+    task = task["tasks"]["capitals_probe"]
+    rng = np.random.default_rng(0)
+    items = []
+    for doc in list(task.eval_docs) * 3:
+        hidden = rng.normal(size=(3, 8)).astype(np.float16)
+        hidden[1, 0] = 4 * (doc["difficulty"] or 0)
+        first = Score((-1.0, False))
+        first.readout = SimpleNamespace(hidden=hidden)
+        items.append(
+            task.process_results(doc, [first, *[(-2.0, False)] * (len(doc["options"]) - 1)])
+        )
+    column = {name: [item[name] for item in items] for name in items[0]}
+    assert set(column) == {
+        "probe_r_difficulty",
+        "probe_r_difficulty_stderr",
+        "probe_layer_difficulty",
+    }
+    for item in items:
+        assert item["probe_r_difficulty"] is item["probe_layer_difficulty"]
+    aggregations = task.aggregation()
+    assert aggregations["probe_r_difficulty"](column["probe_r_difficulty"]) > 0.9
+    assert aggregations["probe_layer_difficulty"](column["probe_layer_difficulty"]) == 1
 
 
 @pytest.mark.parametrize(
