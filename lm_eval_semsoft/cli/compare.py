@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,18 +39,12 @@ if TYPE_CHECKING:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    from lm_eval_semsoft.reports.compare import (
-        Comparison,
-        Difference,
-        Figure,
-        Measure,
-        Pair,
-        Row,
-        Table,
-    )
+    from lm_eval_semsoft.reports.compare import Pair
+    from lm_eval_semsoft.reports.compare_data import Comparison, Difference, Figure, Row, Table
+    from lm_eval_semsoft.reports.measures import Measure
     from lm_eval_semsoft.reports.readings import Readings
 
-CLEAR = 0.975  # of the resamples: then a row is marked as better (or worse) than constrained
+CLEAR = 0.975  # of the resamples: then a row is marked as better (or worse) than the reference
 HEADINGS = {"mean_confidence": "mean conf."}  # where a name is too long for a column
 SHORT = {"accuracy": "acc.", "macro_f1": "macro F1", "ece_sweep": "ECE sweep"}  # for few columns
 
@@ -60,6 +56,8 @@ EXAMPLES = """
 `semsoft compare readouts/gemma --dev readouts/gemma-dev`
 
 `semsoft compare ro/base ro/instruct --dev ro/base-dev --dev ro/instruct-dev`
+
+`semsoft compare readouts/gemma --against constrained+prior`
 
 `semsoft compare readouts/gemma --tau q0.99 --markdown > table.md`
 
@@ -105,6 +103,14 @@ def compare(
         float | None,
         typer.Option(min=0, help="How much surprise counts in the surprise row; 0: not at all."),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROW",
+            help="The row that all others are compared with, such as `constrained+prior`; also "
+            "shows how far they are from it.  [default: constrained]",
+        ),
+    ] = None,
     resamples: Annotated[
         int, typer.Option(min=2, help="Bootstrap resamples behind every interval.")
     ] = 1000,
@@ -119,6 +125,7 @@ def compare(
         fail("--json and --markdown exclude each other: give one of them.")
     with make_console(stderr=True).status("Reading …"):
         from lm_eval_semsoft.reports import compare as reports
+        from lm_eval_semsoft.reports.development import match_dev
         from lm_eval_semsoft.reports.methods import ALPHA
 
         readings = _read_all(directories, task, samples or [], "--samples")
@@ -135,19 +142,20 @@ def compare(
                 ),
                 kernel,
             )
-            for own, development in zip(readings, reports.match_dev(readings, others), strict=True)
+            for own, development in zip(readings, match_dev(readings, others), strict=True)
         ]  # fmt: skip
-    found = _with_progress(pairs, ALPHA if alpha is None else alpha, resamples, seed)
+    row = reports.REFERENCE if against is None else against
+    found = _with_progress(pairs, ALPHA if alpha is None else alpha, resamples, seed, row)
     if as_json or (is_json(output) and not markdown):
         write_json(found.record(), output)
     elif markdown or (output is not None and output.suffix.lower() == ".md"):
-        text = as_markdown(found)
+        text = as_markdown(found, distances=against is not None)
         if output is None:
             typer.echo(text, nl=False)
         else:
             save(output, text)
     else:
-        write_text(output, page(found))
+        write_text(output, page(found, distances=against is not None))
 
 
 def _read_all(
@@ -161,7 +169,9 @@ def _read_all(
     return [read(folder, task, file) for folder, file in zip(folders, files, strict=True)]
 
 
-def _with_progress(pairs: list[Pair], alpha: float, resamples: int, seed: int) -> Comparison:
+def _with_progress(
+    pairs: list[Pair], alpha: float, resamples: int, seed: int, against: str
+) -> Comparison:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from lm_eval_semsoft.reports import compare as reports
@@ -174,15 +184,16 @@ def _with_progress(pairs: list[Pair], alpha: float, resamples: int, seed: int) -
             progress=lambda steps, name: bar.update(
                 own, advance=steps, description=f"Resampling {name} …"
             ),
+            against=against,
         )  # fmt: skip
 
 
 # ------------------------------------------------------------------ numbers
 
 
-def number(value: float, digits: int = 3) -> str:
+def number(value: float | None, digits: int = 3) -> str:
     """In at most five characters, such as .982, 1.049, 12.3 or 493."""
-    if value != value:
+    if value is None or value != value:
         return "–"
     if abs(value) >= 9.9995:
         return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
@@ -196,6 +207,20 @@ def interval(figure: Figure) -> str:
     if low != low:
         return ""
     return "–".join(number(x, 3 if abs(x) < 0.9995 else 2) for x in (low, high))
+
+
+def signed(value: float | None) -> str:
+    """A difference, such as +.012 or −.003; – if there is none."""
+    text = number(value)
+    if text == "–":
+        return text
+    return text.replace("-", "−") if text.startswith("-") else f"+{text}"
+
+
+def distance(figure: Figure) -> str:
+    """Both ends of the difference from the reference, such as `−.003…+.027`; "" without any."""
+    low, high = figure.difference_low, figure.difference_high
+    return "" if low is None or low != low else f"{signed(low)}…{signed(high)}"
 
 
 def mark(probability: float | None) -> str:
@@ -233,7 +258,7 @@ def dev_line(table: Table) -> Iterator[str]:
 # ------------------------------------------------------------------ the page
 
 
-def page(found: Comparison) -> Iterator[Any]:
+def page(found: Comparison, distances: bool = False) -> Iterator[Any]:
     from rich.text import Text
 
     for table in found.tables:
@@ -243,6 +268,10 @@ def page(found: Comparison) -> Iterator[Any]:
         yield ""
         yield Fitting([wide(table), medium(table), narrow(table), halved(table)])
         yield ""
+        if distances:
+            yield Text(f"minus {found.reference}, on the same resamples", style="bold")
+            yield Fitting([apart(table, found.reference), *apart_in_parts(table, found.reference)])
+            yield ""
     for difference in found.differences:
         yield _difference(difference)
         yield ""
@@ -254,15 +283,15 @@ def page(found: Comparison) -> Iterator[Any]:
 
 
 def legend(found: Comparison) -> Iterator[str]:
-    from lm_eval_semsoft.reports.compare import MEASURES, SLOW, draws_of
+    from lm_eval_semsoft.reports.compare_data import MEASURES, draws_of
 
-    slow = [m for m in MEASURES if m.key in SLOW]
+    slow = [m for m in MEASURES if m.slow]
     names, fewer = " and ".join(m.name for m in slow), draws_of(slow[0], found.resamples)
     yield (
         f"Intervals: {found.level:.0%} percentile bootstrap, {found.resamples:,} resamples of the "
         f"documents ({names}: the first {fewer:,}), seed {found.seed}, the same for all rows. "
-        f"+ or − behind a value: better or worse than constrained in at least {CLEAR:.1%} of them. "
-        "Bold: best of the column, the uniform guess aside."
+        f"+ or − behind a value: better or worse than {found.reference} in at least {CLEAR:.1%} "
+        "of them. Bold: best of the column, the uniform guess aside."
     )
     yield from found.notes
 
@@ -337,6 +366,34 @@ def halved(table: Table) -> Group:
     return Group(first, "", narrow(table, 5))
 
 
+PARTS = (3, 2, 1)  # columns a table, where not all of them fit
+
+
+def apart(table: Table, reference: str, start: int = 0, end: int | None = None) -> Grid:
+    """How far every other row is from the reference, and the interval of that below."""
+
+    def cell(figure: Figure, style: str) -> Text:
+        from rich.text import Text
+
+        top = signed(figure.difference)
+        return Text.assemble(top, mark(figure.beats), "\n", (distance(figure), "dim"))
+
+    others = replace(table, rows=tuple(r for r in table.rows if r.method != reference))
+    return _grid(others, _two_lines, cell, columns=slice(start, end), plain=True)
+
+
+def apart_in_parts(table: Table, reference: str) -> Iterator[Group]:
+    """The same in several tables, one below the other."""
+    from rich.console import Group
+
+    from lm_eval_semsoft.reports.compare_data import MEASURES
+
+    for size in PARTS:
+        starts = range(0, len(MEASURES), size)
+        tables = [apart(table, reference, start, start + size) for start in starts]
+        yield Group(*(part for grid in tables for part in (grid, "")))
+
+
 def _two_lines(row: Row) -> str:
     """`constrained` above `+prior +T`."""
     base, *corrections = row.method.replace("temperature", "T").split("+")
@@ -350,11 +407,12 @@ def _grid(
     bare: Sequence[str] = (),
     columns: slice = slice(None),
     short: bool = False,
+    plain: bool = False,
 ) -> Grid:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as Grid
 
-    from lm_eval_semsoft.reports.compare import MEASURES, Figure
+    from lm_eval_semsoft.reports.compare_data import MEASURES
 
     grid = Grid(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)  # the box has spaces
     grid.add_column("method", no_wrap=True)
@@ -366,8 +424,8 @@ def _grid(
         cells = []
         for key in best:
             figure = row.figures[key]
-            shown = Figure(figure.value, beats=figure.beats) if key in bare else figure
-            is_best = figure.value == best[key] and row.method != "uniform"
+            shown = replace(figure, low=nan, high=nan) if key in bare else figure
+            is_best = figure.value == best[key] and row.method != "uniform" and not plain
             cells.append(cell(shown, "bold" if is_best else ""))
         grid.add_row(name(row), *cells)
     return grid
@@ -393,7 +451,7 @@ def _difference(difference: Difference) -> Grid:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as Grid
 
-    from lm_eval_semsoft.reports.compare import MEASURES
+    from lm_eval_semsoft.reports.compare_data import MEASURES
 
     heading = (
         f"{difference.second} − {difference.first}, {difference.method}, "
@@ -417,11 +475,14 @@ def _difference(difference: Difference) -> Grid:
 # ------------------------------------------------------------------ Markdown
 
 
-def as_markdown(found: Comparison) -> str:
+def as_markdown(found: Comparison, distances: bool = False) -> str:
     lines: list[str] = []
     for table in found.tables:
         lines += [f"**{title(table)}**", "", f"{describe(table.scoring, table.kernel)}", ""]
         lines += [*_markdown_table(table), ""]
+        if distances:
+            lines += [f"minus {found.reference}, on the same resamples:", ""]
+            lines += [*_markdown_distances(table, found.reference), ""]
     for difference in found.differences:
         lines += [*_markdown_difference(difference), ""]
     lines += [f"- {line}" for line in legend(found)]
@@ -430,7 +491,7 @@ def as_markdown(found: Comparison) -> str:
 
 
 def _markdown_table(table: Table) -> Iterator[str]:
-    from lm_eval_semsoft.reports.compare import MEASURES
+    from lm_eval_semsoft.reports.compare_data import MEASURES
 
     headings = [_one_line(m) for m in MEASURES]
     yield f"| method | {' | '.join(headings)} |"
@@ -446,8 +507,22 @@ def _markdown_table(table: Table) -> Iterator[str]:
         yield f"| {row.method} | {' | '.join(cells)} |"
 
 
+def _markdown_distances(table: Table, reference: str) -> Iterator[str]:
+    from lm_eval_semsoft.reports.compare_data import MEASURES
+
+    yield f"| method | {' | '.join(_one_line(m) for m in MEASURES)} |"
+    yield f"|---|{'---:|' * len(MEASURES)}"
+    for row in table.rows:
+        if row.method != reference:
+            cells = [
+                f"{signed(f.difference)}{mark(f.beats).strip()} [{distance(f)}]".replace(" []", "")
+                for f in row.figures.values()
+            ]
+            yield f"| {row.method} | {' | '.join(cells)} |"
+
+
 def _markdown_difference(difference: Difference) -> Iterator[str]:
-    from lm_eval_semsoft.reports.compare import MEASURES
+    from lm_eval_semsoft.reports.compare_data import MEASURES
 
     yield f"**{difference.second} − {difference.first}, {difference.method}, "
     yield f"{difference.n:,} shared documents**"

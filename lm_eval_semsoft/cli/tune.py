@@ -301,13 +301,13 @@ class Page:
 
     def _idle(self) -> list[str]:
         """Metrics of the objective by which the best cell is worth no more than a uniform guess."""
-        from lm_eval_semsoft.reports.tune import MEASURES
+        from lm_eval_semsoft.reports.measures import BY_KEY
 
         tuned = self._tuned
         found = []
         for name in tuned.objective.metrics:
             gain = tuned.uniform.get(name, float("nan")) - tuned.best.metrics[name]
-            if (-gain if MEASURES[name].higher else gain) <= 0:
+            if (-gain if BY_KEY[name].higher else gain) <= 0:
                 found.append(name)
         return found
 

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 # Resamples that are evaluated at a time, so that the counts of a few thousand documents stay in
 # the cache: at most so many, and at most so many counts.
-_AT_ONCE, _COUNTS_AT_ONCE = 64, 1 << 22
+_AT_ONCE, _COUNTS_AT_ONCE = 48, 1 << 22
 
 # Below this share of defined replicates, the rest no longer describe the metric's distribution.
 MIN_DEFINED_SHARE = 0.5

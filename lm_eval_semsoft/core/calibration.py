@@ -105,7 +105,7 @@ def ece(
     _check_options(n_bins, norm)
     conf, right = _confidence_and_correct(confidence, correct)
     totals = bin_totals(conf, right.astype(np.float64), n_bins)
-    return of_many(len(conf), lambda counts: _error(*totals(counts), norm))
+    return of_many(len(conf), lambda counts: _error(totals(counts), norm))
 
 
 def bin_totals(conf: Floats, right: Floats, n_bins: int) -> Callable[[Floats], Floats]:
@@ -156,7 +156,7 @@ def ece_mass(
 
     def many(counts: Floats) -> Floats:
         ranked, everyone = rank_many(counts), np.arange(counts.shape[1])
-        return _error(*ranked.totals(ranked.edges(n_bins, everyone), everyone), norm)
+        return _error(ranked.totals(ranked.edges(n_bins, everyone), everyone), norm)
 
     return Statistic(len(conf), at, many)
 
@@ -424,11 +424,9 @@ def _ranker(conf: Floats, right: Bools, ties: Ties) -> Callable[[Counts], _Ranke
 def _binned_error(ranked: _Ranked, b: int, norm: float) -> SweepECE:
     starts = ranked.first_of(np.arange(b), b)
     starts = np.unique(starts[starts < len(ranked.count)])
-    count, right, conf_sum = (
-        np.add.reduceat(values, starts)
-        for values in (ranked.count, ranked.right, ranked.confidence * ranked.count)
-    )
-    return SweepECE(float(_error(count, right, conf_sum, norm)), len(starts))
+    each = (ranked.count, ranked.right, ranked.confidence * ranked.count)
+    totals = np.stack([np.add.reduceat(values, starts) for values in each])
+    return SweepECE(float(_error(totals, norm)), len(starts))
 
 
 def _last_monotone(ranked: _Ranked) -> int:
@@ -494,22 +492,26 @@ class _RankedMany:
     An empty group changes nothing: what counts before it also counts before the next one.
 
     Attributes:
-        before: documents, right answers and summed confidence before each group: [3, G + 1, R].
+        before: documents, right answers and summed confidence before each row, in ascending order
+            of confidence, and at the end: [3, n + 1, R].
+        start: [G + 1] the row at which each group begins, and the end.
     """
 
     before: Floats
+    start: Ints
 
     def edges(self, b: int, columns: Ints) -> Ints:
         """The group at which each of b equal-mass bins begins, and the end: [b + 1, columns].
 
         As `_Ranked.first_of`, by bisection.
         """
-        count, groups = self.before[0], self.before.shape[1] - 1
+        count, groups = self.before[0], len(self.start) - 1
         k, n = np.arange(b)[:, None], count[-1, columns]
         wanted = np.ceil(2 * k * n / b)
 
         def twice_middle(group: Ints) -> Floats:
-            return np.asarray(count[group, columns] + count[group + 1, columns] - 1)
+            first, past = self.start[group], self.start[group + 1]
+            return np.asarray(count[first, columns] + count[past, columns] - 1)
 
         low, high = np.zeros(wanted.shape, np.int64), np.full(wanted.shape, groups)
         for _ in range(groups.bit_length()):
@@ -524,22 +526,21 @@ class _RankedMany:
 
     def totals(self, edges: Ints, columns: Ints) -> Floats:
         """Documents, right answers and summed confidence between edges: [3, b, columns]."""
-        return np.diff(self.before[:, edges, columns], axis=1)
+        return np.diff(self.before[:, self.start[edges], columns], axis=1)
 
 
 def _ranker_of_many(conf: Floats, right: Bools) -> Callable[[Floats], _RankedMany]:
     """As `_ranker`, ties grouped."""
     order = np.argsort(conf, kind="stable")
-    starts = tie_starts(conf[order])
-    weights = np.stack([np.ones_like(conf), right, conf])[:, order, None]
+    start = np.append(tie_starts(conf[order]), len(order))
+    weights = np.stack([right, conf])[:, order, None]
 
     def ranked(counts: Floats) -> _RankedMany:
-        drawn = weights * counts[order]
-        if len(starts) < len(order):
-            drawn = np.add.reduceat(drawn, starts, axis=1)
-        before = np.zeros((3, len(starts) + 1, counts.shape[1]))
-        np.cumsum(drawn, axis=1, out=before[:, 1:])
-        return _RankedMany(before)
+        drawn = counts[order]
+        before = np.zeros((3, len(order) + 1, counts.shape[1]))
+        np.cumsum(drawn, axis=0, out=before[0, 1:])
+        np.cumsum(weights * drawn, axis=1, out=before[1:, 1:])
+        return _RankedMany(before, start)
 
     return ranked
 
@@ -552,7 +553,7 @@ def _swept(ranked: _RankedMany, norm: float) -> Floats:
     for b in range(2, EARLY + 1):
         more = ranked.totals(ranked.edges(b, going), going)
         ends = _decreases(more) & (b < ranked.before[0, -1, going])
-        values[going[ends]] = _error(*totals[:, :, ends], norm)
+        values[going[ends]] = _error(totals[:, :, ends], norm)
         going, totals = going[~ends], more[:, :, ~ends]
     return values
 
@@ -591,7 +592,7 @@ def _smoothed_to_its_own_width(mass: Floats) -> Floats:
     rows = np.arange(len(mass))
     above, below = excess(low, rows), excess(high, rows)
     # All gaps have one sign; or no two gaps of different sign are near each other.
-    found = np.where(above <= 0, low, high)
+    found: Floats = np.where(above <= 0, low, high)
     rows = np.flatnonzero((above > 0) & (below < 0))
     found[rows] = _roots(excess, rows, (low[rows], above[rows]), (high[rows], below[rows]))
     return found
@@ -643,8 +644,9 @@ def _equal_width_bins(p: Floats, n_bins: int) -> Ints:
     return bins
 
 
-def _error(count: Floats, right: Floats, conf_sum: Floats, norm: float) -> Floats:
-    """(sum_b n_b |acc_b - conf_b|^p / n)^(1/p), from the totals of bins: [B, ...] to [...]."""
+def _error(totals: Floats, norm: float) -> Floats:
+    """(sum_b n_b |acc_b - conf_b|^p / n)^(1/p), from totals as of `bin_totals`: [3, B, ...]."""
+    count, right, conf_sum = totals
     gap = np.abs(right - conf_sum) / np.maximum(count, 1)  # empty bins hold nothing
     return np.asarray(((count * gap**norm).sum(axis=0) / count.sum(axis=0)) ** (1 / norm))
 

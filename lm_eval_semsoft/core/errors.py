@@ -23,3 +23,8 @@ def check_choice(name: str, given: object, allowed: Sequence[str]) -> str:
     near = difflib.get_close_matches(str(given).strip().lower(), allowed, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(f"{name}={given!r} is not known: use one of {', '.join(allowed)}{hint}.")
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"

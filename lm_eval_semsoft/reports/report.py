@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from lm_eval_semsoft.core.errors import check_choice
-from lm_eval_semsoft.core.semantic_softmax import Kernel, Scoring, semantic_log_scores
+from lm_eval_semsoft.core.semantic_softmax import Kernel, Scoring
 from lm_eval_semsoft.engine.store import ForeignReadouts
 
 from . import figures, scores
@@ -42,7 +42,7 @@ from .report_section import (
     notes_of,
     provenance_of,
 )
-from .report_statistics import Side, bootstrap_all, prepare_all
+from .report_statistics import Side, bootstrap_all
 from .surface import read_surface
 
 __all__ = [
@@ -80,19 +80,17 @@ def build(
         ValueError: an unknown kernel.
     """
     scoring = replace(scoring or readings.run_scoring, scoring=SEMANTIC)
-    constrained = Side.of(CONSTRAINED, readings.label_logprobs.astype(np.float64))
+    target, own = readings.target, readings.label_logprobs
+    constrained = Side(own.astype(np.float64), target, kind=CONSTRAINED)
     voters, why = _kernel(readings, scoring, kernel)
     semantic, about_scoring = None, {}
     if voters is not None:
-        (votes,) = scores.votes_at(readings, voters, [scoring.top_k])
-        with np.errstate(invalid="ignore"):  # a document that is NaN
-            log_s = semantic_log_scores(readings.label_logprobs, votes, scoring)
-        semantic = Side.of(SEMANTIC, log_s)
+        log_s = scores.log_scores_by(readings, scoring, voters)
+        semantic = Side(log_s, target, own_logprobs=own, kind=SEMANTIC)
         about_scoring = {**asdict(scoring), "kernel": "cosine"}
     sides = [constrained] if semantic is None else [constrained, semantic]
 
-    target = readings.target
-    draws = bootstrap_all(prepare_all(sides, readings), readings.n)
+    draws = bootstrap_all(sides, readings.n)
     changes: tuple[Change, ...] = ()
     if semantic is not None and voters is not None:
         changes = largest_changes(readings, constrained, semantic, voters, scoring.top_k, documents)

@@ -1,4 +1,4 @@
-"""What a report holds: the metrics it knows, and the dataclasses of a section.
+"""What a report holds: the dataclasses of a section. The metrics are all of `measures`.
 
 No number is computed here: `report_statistics` and `report_section` do that, `report_page` shows
 them.
@@ -14,6 +14,7 @@ from typing import Any
 from lm_eval_semsoft import __version__
 
 from .figures import Reliability, TauSurface
+from .measures import Measure
 
 CONSTRAINED, SEMANTIC = "constrained", "semantic"
 TITLES = {CONSTRAINED: "Standard softmax", SEMANTIC: "Semantic Softmax"}
@@ -22,88 +23,6 @@ TITLES = {CONSTRAINED: "Standard softmax", SEMANTIC: "Semantic Softmax"}
 # --------------------------------------------------------------------------------------------
 # metrics
 # --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A row of the metrics table.
-
-    Attributes:
-        key: as in the harness's results.
-        name: as people write it.
-        group: heading of the rows around it.
-        better: `higher`, `lower`, or "" where neither is.
-        meaning: one sentence for newcomers.
-    """
-
-    key: str
-    name: str
-    group: str
-    better: str
-    meaning: str
-
-
-_RIGHT = "Is the answer right?"
-_HONEST = "Are the probabilities honest?"
-_CALIBRATED = "Is confidence as high as accuracy?"
-_SORTED = "Does confidence tell right from wrong?"
-_DESCRIBED = "For orientation"
-
-METRICS = (
-    Metric(
-        "accuracy", "accuracy", _RIGHT, "higher",
-        "share of documents with the right label on top",
-    ),
-    Metric(
-        "macro_f1", "macro-F1", _RIGHT, "higher",
-        "F1 of each label, averaged over labels: rare ones count as much as frequent ones",
-    ),
-    Metric(
-        "auroc", "AUROC", _RIGHT, "higher",
-        "is a label ranked higher where it is right than where it is not? 0.5 is chance",
-    ),
-    Metric(
-        "brier", "Brier", _HONEST, "lower",
-        "squared error of the whole distribution, 0 to 2; a proper score: only honest "
-        "probabilities win it",
-    ),
-    Metric(
-        "nll", "NLL", _HONEST, "lower",
-        "surprise about the right label, in nats; proper as well, and hard on false certainty",
-    ),
-    Metric(
-        "ece", "ECE", _CALIBRATED, "lower",
-        "mean gap between confidence and accuracy over 15 bins of equal width",
-    ),
-    Metric(
-        "ece_mass", "ECE, equal mass", _CALIBRATED, "lower",
-        "the same over 15 bins with equally many documents",
-    ),
-    Metric(
-        "ece_sweep", "ECE sweep", _CALIBRATED, "lower",
-        "with as many equal-mass bins as keep accuracy rising (root mean square)",
-    ),
-    Metric(
-        "smooth_ece", "smooth ECE", _CALIBRATED, "lower",
-        "the gap without bins, smoothed",
-    ),
-    Metric(
-        "confidence_auroc", "confidence AUROC", _SORTED, "higher",
-        "is confidence higher on right answers than on wrong ones? 0.5 is chance",
-    ),
-    Metric(
-        "auarc", "AUARC", _SORTED, "higher",
-        "accuracy on the most confident documents, averaged over how many are kept",
-    ),
-    Metric(
-        "mean_confidence", "mean confidence", _DESCRIBED, "",
-        "mean probability of the predicted label; above accuracy means overconfident",
-    ),
-    Metric(
-        "silent_vote", "silent vote", _DESCRIBED, "",
-        "mean share of the winning score that came from neighbours of the label",
-    ),
-)  # fmt: skip
 
 # One of each family, for sentences and for the table of several runs.
 HEADLINE = ("accuracy", "macro_f1", "auroc", "brier", "nll", "ece", "mean_confidence")
@@ -131,7 +50,7 @@ class MetricRow:
         why: why a value is missing.
     """
 
-    metric: Metric
+    metric: Measure
     constrained: Estimate | None
     semantic: Estimate | None
     difference: Estimate | None

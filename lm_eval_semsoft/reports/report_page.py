@@ -13,7 +13,8 @@ from markupsafe import Markup
 
 from . import figures, report_statistics
 from .figures import Reliability, TauSurface
-from .report_data import HEADLINE, METRICS, TITLES, Estimate, MetricRow, Report, Section
+from .measures import MEASURES
+from .report_data import HEADLINE, TITLES, Estimate, MetricRow, Report, Section
 from .report_text import marked, number, percent, signed, visible
 
 
@@ -21,7 +22,7 @@ def render(report: Report) -> str:
     """The page: one HTML file without scripts, links to elsewhere, or state."""
     template = _environment().get_template("report.html")
     return template.render(
-        report=report, many=len(report.sections) > 1, metrics=METRICS, headline=HEADLINE
+        report=report, many=len(report.sections) > 1, metrics=MEASURES, headline=HEADLINE
     )
 
 

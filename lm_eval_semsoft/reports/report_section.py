@@ -15,10 +15,10 @@ from lm_eval_semsoft.core.semantic_softmax import Kernel
 
 from . import figures
 from .figures import Reliability
+from .measures import MEASURES, Bools, Floats, Measure, silent_share
 from .readings import Readings
 from .report_data import (
     CONSTRAINED,
-    METRICS,
     SEMANTIC,
     TITLES,
     Answer,
@@ -27,12 +27,11 @@ from .report_data import (
     Estimate,
     LabelRow,
     LabelScores,
-    Metric,
     MetricRow,
     Neighbourhood,
     Voter,
 )
-from .report_statistics import BINS, Bools, Draws, Floats, Side, estimate_of, silent_share
+from .report_statistics import BINS, Draws, Side, estimate_of
 from .report_text import cut, interval
 
 _WORDS = 5  # voters that are named for a label or a document …
@@ -46,7 +45,7 @@ def metric_rows(
 ) -> tuple[MetricRow, ...]:
     uniform = _uniform(readings)
     rows = []
-    for metric in METRICS:
+    for metric in MEASURES:
         standard = draws.get((CONSTRAINED, metric.key))
         ours = draws.get((SEMANTIC, metric.key))
         if standard is None and ours is None:
@@ -54,8 +53,7 @@ def metric_rows(
         difference = None
         if standard is not None and ours is not None:
             with np.errstate(invalid="ignore"):  # infinite - infinite
-                paired = ours.values - standard.values
-            difference = estimate_of(paired, readings.n)
+                difference = estimate_of(ours.values - standard.values)
         rows.append(
             MetricRow(
                 metric,
@@ -70,13 +68,13 @@ def metric_rows(
     return tuple(rows)
 
 
-def _verdict(metric: Metric, difference: Estimate | None) -> str:
+def _verdict(metric: Measure, difference: Estimate | None) -> str:
     """Only an interval that leaves zero out says anything."""
-    if not metric.better or difference is None or math.isnan(difference.low):
+    if metric.higher is None or difference is None or math.isnan(difference.low):
         return ""
     if difference.low <= 0 <= difference.high:
         return "unclear"
-    return "better" if (difference.value > 0) == (metric.better == "higher") else "worse"
+    return "better" if (difference.value > 0) == metric.higher else "worse"
 
 
 def _uniform(readings: Readings) -> dict[str, float]:

@@ -25,21 +25,16 @@ from numpy.typing import NDArray
 from lm_eval_semsoft import plugin
 from lm_eval_semsoft.core.bootstrap import UndefinedMetricWarning
 from lm_eval_semsoft.core.errors import check_choice
-from lm_eval_semsoft.core.semantic_softmax import (
-    Scoring,
-    neighbour_votes,
-    resolve_scoring,
-    semantic_log_scores,
-)
+from lm_eval_semsoft.core.semantic_softmax import Scoring, resolve_scoring
 from lm_eval_semsoft.models.label_scores import KERNELS, LabelScore
 
 from . import scores
+from .measures import ONE_LABEL_SET
 from .readings import Readings
 
 logger = logging.getLogger(__name__)
 
 LABEL_SET = "_label_set.yaml"  # how tasks are measured that have no YAML of ours
-ONE_LABEL_SET = ("macro_f1", "auroc")  # metrics that compare the same label between documents
 _NAMED = 3  # documents that a note names
 
 
@@ -88,7 +83,7 @@ def rescore(
     kernel = run_kernel(readings) if kernel is None else kernel
     check_stored(readings, scoring, kernel)
     readings.gold()
-    log_s = _log_scores(readings, scoring, kernel)
+    log_s = scores.log_scores(readings, scoring, kernel)
     measures = measures_of(readings.task)
     metrics, notes = _metrics(readings, measures)
     payloads = [
@@ -109,16 +104,6 @@ def rescore(
         results=table,
         notes=tuple(dict.fromkeys([*data_notes(readings), *notes, *said])),
     )
-
-
-def _log_scores(readings: Readings, scoring: Scoring, kernel: str) -> NDArray[np.float64]:
-    """`scores.log_scores` in the very arithmetic of a run, since ranks can hang on a last digit."""
-    if not scores.wants_cosine(readings, scoring, kernel):
-        return readings.label_logprobs.astype(np.float64)
-    own = scores.kernel_of(readings, scoring)
-    rows = zip(readings.topk_ids, readings.topk_logprobs, strict=True)
-    votes = np.array([neighbour_votes(ids, p, own, scoring.top_k) for ids, p in rows])
-    return semantic_log_scores(readings.label_logprobs, votes, scoring)
 
 
 def _document(readings: Readings, i: int) -> dict[str, Any]:

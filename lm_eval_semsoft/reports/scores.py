@@ -12,6 +12,7 @@ from lm_eval_semsoft.core.semantic_softmax import (
     Kernel,
     Scoring,
     build_kernel,
+    neighbour_votes,
     semantic_log_scores,
 )
 
@@ -43,9 +44,20 @@ def log_scores(readings: Readings, scoring: Scoring, kernel: str = "auto") -> Fl
     """log S of every label of every document: [n, L], not normalised (natural log)."""
     if not wants_cosine(readings, scoring, kernel):
         return readings.label_logprobs.astype(np.float64)
-    own = kernel_of(readings, scoring)
-    (votes,) = votes_at(readings, own, [scoring.top_k])
-    return semantic_log_scores(readings.label_logprobs, votes, scoring)
+    return log_scores_by(readings, scoring, kernel_of(readings, scoring))
+
+
+def log_scores_by(readings: Readings, scoring: Scoring, voters: Kernel) -> Floats:
+    """`log_scores` under voting weights that are known, in the very arithmetic of a run.
+
+    One document after the other, in float32: ranks, and with them an AUROC, can hang on a last
+    digit.
+    """
+    votes = np.empty(readings.label_logprobs.shape)
+    for own, ids, logprobs in zip(votes, readings.topk_ids, readings.topk_logprobs, strict=True):
+        own[:] = neighbour_votes(ids, logprobs, voters, scoring.top_k)
+    with np.errstate(invalid="ignore"):  # a document that is NaN
+        return semantic_log_scores(readings.label_logprobs, votes, scoring)
 
 
 def votes_at(
@@ -54,7 +66,7 @@ def votes_at(
     top_ks: Sequence[int],
     weights: NDArray[np.floating] | None = None,
 ) -> list[Floats]:
-    """What the K most probable tokens give each label, for several K: [n, L] each.
+    """What the K most probable tokens give each label, for several K: [n, L] each, in float64.
 
     Args:
         top_ks: ascending; more than there are stored means all.

@@ -18,10 +18,10 @@ from lm_eval_semsoft.core.semantic_softmax import Scoring, parse_space
 
 from . import figures
 from .figures import HeatPanel, TauSurface
+from .measures import BY_KEY
 from .readings import Readings
-from .report_data import METRICS
 from .report_text import number, visible
-from .tune import canonical
+from .tune_grid import canonical
 
 _REST = ("anchors", "top_k", "rival_votes")  # what differs between heat maps
 
@@ -58,9 +58,8 @@ def read_surface(
         raise ValueError(f"{path} holds no cells.")
     if task not in (None, readings.task):
         return None
-    better = str(
-        record.get("better") or next((m.better for m in METRICS if m.key == grid.objective), "")
-    )
+    known = BY_KEY[grid.objective].better if grid.objective in BY_KEY else ""
+    better = str(record.get("better") or known)
     used = grid.place(vars(scoring or readings.run_scoring))
     n = record.get("n")
     origin = "" if n is None else f"{n:,} documents of {record.get('model', 'unknown model')}"

@@ -53,6 +53,32 @@ def name(metric):
     return getattr(metric, "__name__", None) or f"{metric.func.__name__}-{metric.keywords}"
 
 
+def test_blocks_are_the_resamples_in_their_order():
+    each = np.array(list(resamples(9, 130, seed=2)))
+    found = list(bootstrap.blocks(9, 130, seed=2))
+    assert len(found) > 1
+    assert (np.concatenate([draws.counts for draws in found]) == each).all()
+    assert all((draws.columns == draws.counts.T).all() for draws in found)
+
+
+@pytest.mark.parametrize("ties", [1, 2, 9])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.6, 1.0])
+@pytest.mark.parametrize("metric", METRICS_OF_CONFIDENCE, ids=lambda m: name(m))
+def test_many_counts_at_a_time_are_each_by_itself(metric, share, ties):
+    """Also where half of the documents do not count, or few confidences are different."""
+    rng = np.random.default_rng([ties, int(10 * share)])
+    confidence, right = rng.random(40).round(ties), rng.random(40) < share
+    counts = rng.poisson(0.7, size=(30, 40))
+    counts[0] = 1
+    try:
+        statistic = bootstrap._bind(metric, (confidence, right))
+    except bootstrap.UndefinedMetricError:
+        return
+    found = bootstrap.values_at(statistic, bootstrap.Draws(counts))
+    each = [bootstrap.number_at(statistic, own) for own in counts]
+    np.testing.assert_allclose(found, each, rtol=0, atol=1e-9)
+
+
 def expected_replicates(metric, arrays, n, seed):
     """Repeat the rows and call the public metric: what the counts must amount to."""
     values = []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lm_eval_semsoft.core.semantic_softmax import (
     PAPER,
     LabelSet,
+    Moments,
     Scoring,
     build_kernel,
     fit_space,
@@ -181,6 +182,17 @@ def test_a_constant_added_to_every_row_changes_nothing(seed: int, space: str) ->
     np.testing.assert_allclose(
         scores(scoring, e, p, own), scores(scoring, moved, p, own), atol=1e-4
     )
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_spaces_may_share_their_moments(space: str) -> None:
+    e, rows = embeddings(3).bfloat16(), embeddings(3).bfloat16().double().numpy()
+    moments = Moments(e)
+    np.testing.assert_allclose(moments.mean, rows.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(moments.covariance, np.cov(rows.T, bias=True), atol=1e-5)
+    fit_space(e, "whitened", moments)
+    alone, shared = fit_space(e, space)(e), fit_space(e, space, moments)(e)
+    assert torch.equal(alone, shared)
 
 
 def test_raw_space_does_see_a_constant() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,114 +13,42 @@ from typing import Any
 import numpy as np
 import pytest
 import sklearn.metrics
-import torch
 import typer
 from typer.testing import CliRunner
 
 from lm_eval_semsoft.cli import compare as pages
 from lm_eval_semsoft.core import bootstrap, calibration, classification
 from lm_eval_semsoft.core.semantic_softmax import Scoring
-from lm_eval_semsoft.engine.readout import Readout
-from lm_eval_semsoft.engine.store import Store, StoredDocument, text_key
 from lm_eval_semsoft.reports import readings as reading
 from lm_eval_semsoft.reports import rescore
-from lm_eval_semsoft.reports.compare import (
-    MEASURES,
-    Comparison,
-    Pair,
-    Row,
-    Table,
-    compare,
-    draws_of,
-    match_dev,
-    take,
-    texts_of,
-    usable_dev,
-)
+from lm_eval_semsoft.reports.compare import Pair, compare
+from lm_eval_semsoft.reports.compare_data import MEASURES, Comparison, Row, Table, draws_of
+from lm_eval_semsoft.reports.development import match_dev, texts_of, usable_dev
 from lm_eval_semsoft.reports.methods import answer_all
-from lm_eval_semsoft.reports.readings import Readings
+from lm_eval_semsoft.reports.readings import Readings, take
 
 LABELS = ("joy", "anger", "fear", "neutral")
-V, D, K = 120, 10, 40
-SCORING = {**vars(Scoring(top_k=K, space="centered", tau="q0.8")), "kernel": "auto"}
+K = 60  # stored tokens
 RESAMPLES = 60
 
 
-def write(
-    folder: Path,
-    n: int = 50,
-    seed: int = 0,
-    *,
-    prefix: str | None = None,
-    labels: Sequence[str] = LABELS,
-    texts: Callable[[int], str] | None = None,
-    model: str = "test/model",
-    task: str = "emotions",
-    why_identity: str | None = None,
-    several: bool = False,
-    published: int = 1,
-    with_labels: bool = True,
-    read: bool = True,
-) -> Path:
-    """A directory as a run leaves it: label l is token l. Documents depend on the seed alone."""
-    size = len(labels)
-    matrix = np.random.default_rng(7).normal(size=(V, D)).astype(np.float32)
-    store = Store(
-        folder, text_key(model).hex()[:16], K, {"model": model, "top_k": K, "scoring": SCORING}
-    )
-    store.save_model(lambda: torch.tensor(matrix), lambda: [f" w{i}" for i in range(V)])
-    own = {
-        "labels": list(labels), "spelled": [[i] for i in range(size)], "variants": [[]] * size,
-    }  # fmt: skip
-    store.save_tasks({task: {"why_identity": why_identity}}, {"set": own})
-    rng, model_rng = np.random.default_rng(seed), np.random.default_rng([seed, len(model)])
-    truth = rng.integers(size, size=n)
-    hidden = 0.5 * rng.normal(size=(n, D)) + matrix[truth]
-    hidden += 0.5 * model_rng.normal(size=(n, D))
-    logits = hidden @ matrix.T
-    logp = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
-    documents = []
-    for i in range(n):
-        name = f"{seed if prefix is None else prefix}-{i}"
-        right = sorted({int(truth[i]), (int(truth[i]) + 1) % size}) if several else [int(truth[i])]
-        text = texts(i) if texts else f"text {seed} {i}"
-        doc: dict[str, Any] = {"id": name, "text": text, "published_data": published}
-        doc |= {"labels": right} if with_labels else {}
-        key = text_key(f"{task} {text} {model}")
-        documents.append(
-            StoredDocument(
-                task, i, key, json.dumps(doc), "set", tuple(labels), (key,), tuple(range(size))
-            )
-        )
-        if not read:
-            continue
-        order = np.argsort(-logp[i])[:K]
-        store.add(
-            key,
-            Readout(
-                topk_ids=order.astype(np.int32),
-                topk_logprobs=logp[i, order].astype(np.float32),
-                label_logprobs=logp[i, :size].astype(np.float32),
-                label_greedy=np.zeros(size, dtype=bool),
-                label_first=np.arange(size, dtype=np.int32),
-                entropy=1.0,
-                nucleus_sizes=np.ones(4, dtype=np.int32),
-                nucleus_entropies=np.ones(4, dtype=np.float32),
-            ),
-        )
-    store.save_documents(documents)
-    store.close()
-    return folder
+# Writes a readouts directory: the fixture `write_readouts`.
+Write = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write(write_readouts: Write) -> Write:
+    return functools.partial(write_readouts, n=50)
+
+
+@pytest.fixture(scope="module")
+def folder(write: Write, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("a") / "eval")
 
 
 @pytest.fixture(scope="module")
-def dev_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("a") / "dev", 80, seed=1)
+def dev_folder(write: Write, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("a") / "dev", n=80, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +164,46 @@ def test_probabilities_are_those_of_core(found: Comparison, readings: Readings) 
         assert figure.value - reference.value == pytest.approx(pair.difference)
 
 
+@pytest.mark.parametrize("against", ["constrained+prior", "semantic"])
+def test_any_row_may_be_the_reference(
+    against: str, found: Comparison, readings: Readings, dev: Readings
+) -> None:
+    ordered = in_order(readings)
+    answers = {a.method.name: np.exp(a.log_probs) for a in answer_all(ordered, dev)}
+    target = ordered.gold()
+    other = compare([Pair(readings, dev)], resamples=RESAMPLES, against=against)
+    assert other.record()["reference"] == other.reference == against
+    metrics = (
+        ("brier", calibration.brier, False),
+        ("auroc", classification.auroc, True),
+        ("macro_f1", classification.macro_f1, True),
+    )
+    for name, row in rows(other.tables[0]).items():
+        if name in ("uniform", against):
+            continue
+        for key, metric, higher in metrics:
+            a, b = answers[name], answers[against]
+            pair = bootstrap.paired(metric, (a, target), (b, target), RESAMPLES, 0, higher)
+            own = row.figures[key]
+            assert own.beats == pair.probability
+            assert (own.difference, own.difference_low, own.difference_high) == pytest.approx(
+                (pair.difference, pair.low, pair.high), abs=1e-9
+            )
+            # Values and their intervals do not depend on what they are compared with.
+            usual = rows(found.tables[0])[name].figures[key]
+            assert (own.value, own.low, own.high) == (usual.value, usual.low, usual.high)
+        assert row.figures["mean_confidence"].difference is not None
+    for figure in rows(other.tables[0])[against].figures.values():
+        assert figure.beats is figure.difference is figure.difference_low is None
+
+
+def test_reference_that_is_not_there(readings: Readings) -> None:
+    with pytest.raises(ValueError, match=r"against='constrain' is not known.* mean 'constrained'"):
+        compare([Pair(readings)], against="constrain")
+    with pytest.raises(ValueError, match=r"eval has no such row, only uniform, constrained,"):
+        compare([Pair(readings)], against="semantic+temperature")
+
+
 def test_same_values_as_the_table_of_the_task(found: Comparison, readings: Readings) -> None:
     results = rescore.rescore(readings).results
     for measure in MEASURES:
@@ -261,8 +230,8 @@ def test_uniform_guess_has_known_values(found: Comparison) -> None:
         assert figures[key].value == pytest.approx(gap, abs=1e-6)
 
 
-def test_uniform_guess_is_right_as_often_as_chance(tmp_path: Path) -> None:
-    many = reading.load(write(tmp_path / "many", 4000))
+def test_uniform_guess_is_right_as_often_as_chance(write: Write, tmp_path: Path) -> None:
+    many = reading.load(write(tmp_path / "many", n=4000))
     table = compare([Pair(many)], resamples=2).tables[0]
     assert rows(table)["uniform"].figures["accuracy"].value == pytest.approx(0.25, abs=0.025)
 
@@ -317,24 +286,24 @@ def test_hopeless_temperature_is_named(readings: Readings, dev: Readings) -> Non
 
 
 def test_evaluated_documents_are_refused_as_development_documents(
-    readings: Readings, dev: Readings, tmp_path: Path
+    write: Write, readings: Readings, dev: Readings, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=r"50 of the 50 development documents .* are evaluated"):
         compare([Pair(readings, readings)])
-    leaking = reading.load(write(tmp_path / "leak", 55))
+    leaking = reading.load(write(tmp_path / "leak", n=55))
     with pytest.raises(ValueError, match=r"such as '0-0'"):
         compare([Pair(readings, leaking)])
 
 
 def test_same_text_under_another_id_is_left_out(
-    readings: Readings, dev: Readings, tmp_path: Path
+    write: Write, readings: Readings, dev: Readings, tmp_path: Path
 ) -> None:
     """Spaces around a text do not make it another one, and the prior does not see it either."""
 
-    def texts(i: int) -> str:
-        return f"  text 0 {i}\n" if i < 3 else f"text 1 {i}"
+    def texts(i: int) -> dict[str, Any]:
+        return {"text": f"  text 0 {i}\n"} if i < 3 else {}
 
-    copied = reading.load(write(tmp_path / "copied", 80, seed=1, texts=texts))
+    copied = reading.load(write(tmp_path / "copied", n=80, seed=1, docs=texts))
     kept, dropped = usable_dev(readings, copied)
     assert dropped == 3
     assert kept.keys == tuple(k for i, k in enumerate(copied.keys) if i not in (0, 1, 2))
@@ -345,14 +314,20 @@ def test_same_text_under_another_id_is_left_out(
     assert [r.temperature for r in table.rows] == pytest.approx(
         [r.temperature for r in clean.rows], nan_ok=True
     )
-    every = reading.load(write(tmp_path / "all", 20, seed=1, texts=lambda i: f"text 0 {i}"))
+    every = reading.load(
+        write(tmp_path / "all", n=20, seed=1, docs=lambda i: {"text": f"text 0 {i}"})
+    )
     with pytest.raises(ValueError, match="every development document"):
         usable_dev(readings, every)
 
 
-def test_same_number_is_not_the_same_document(readings: Readings, tmp_path: Path) -> None:
+def test_same_number_is_not_the_same_document(
+    write: Write, readings: Readings, tmp_path: Path
+) -> None:
     """Splits whose documents are numbered from 0 each."""
-    other = reading.load(write(tmp_path / "numbered", 30, seed=1, prefix="0"))
+    other = reading.load(
+        write(tmp_path / "numbered", n=30, seed=1, docs=lambda i: {"id": f"0-{i}"})
+    )
     assert set(other.keys) <= set(readings.keys)
     assert usable_dev(readings, other)[1] == 0
 
@@ -377,14 +352,16 @@ def test_what_counts_as_text(readings: Readings) -> None:
     ],
 )
 def test_development_documents_of_something_else(
-    given: dict[str, Any], said: str, readings: Readings, tmp_path: Path
+    write: Write, given: dict[str, Any], said: str, readings: Readings, tmp_path: Path
 ) -> None:
-    other = reading.load(write(tmp_path / "other", 30, seed=1, **given))
+    other = reading.load(write(tmp_path / "other", n=30, seed=1, **given))
     with pytest.raises(ValueError, match=said):
         compare([Pair(readings, other)])
 
 
-def test_matching_development_documents(readings: Readings, dev: Readings, tmp_path: Path) -> None:
+def test_matching_development_documents(
+    write: Write, readings: Readings, dev: Readings, tmp_path: Path
+) -> None:
     second = reading.load(write(tmp_path / "b", model="b"))
     second_dev = reading.load(write(tmp_path / "b-dev", seed=1, model="b"))
     assert match_dev([readings, second], []) == [None, None]
@@ -403,7 +380,7 @@ def test_matching_development_documents(readings: Readings, dev: Readings, tmp_p
 # ------------------------------------------------------------------ several directories
 
 
-def test_differences_between_directories(readings: Readings, tmp_path: Path) -> None:
+def test_differences_between_directories(write: Write, readings: Readings, tmp_path: Path) -> None:
     other = reading.load(write(tmp_path / "other", model="another/one"))
     found = compare([Pair(readings), Pair(other)], resamples=RESAMPLES)
     assert [d.method for d in found.differences] == ["constrained", "semantic"]
@@ -425,7 +402,9 @@ def test_differences_between_directories(readings: Readings, tmp_path: Path) -> 
         assert math.isnan(difference.figures["mean_confidence"].probability)
 
 
-def test_differences_on_the_documents_that_both_hold(readings: Readings, tmp_path: Path) -> None:
+def test_differences_on_the_documents_that_both_hold(
+    write: Write, readings: Readings, tmp_path: Path
+) -> None:
     few = take(reading.load(write(tmp_path / "other", model="b")), range(20, 50))
     found = compare([Pair(readings), Pair(few)], resamples=10)
     assert all(d.n == 30 for d in found.differences)
@@ -442,10 +421,10 @@ def test_no_difference_between_other_documents(readings: Readings, dev: Readings
     assert not found.differences
 
 
-def test_directories_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_directories_of_one_name_are_told_apart(write: Write, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    pairs = [Pair(reading.load(write(tmp_path / name / "run", 8, model=name))) for name in "ab"]
+    pairs = [Pair(reading.load(write(tmp_path / name / "run", n=8, model=name))) for name in "ab"]
     names = [table.name for table in compare(pairs, resamples=2).tables]
     assert names == [str(tmp_path / name / "run") for name in "ab"]
 
@@ -453,7 +432,7 @@ def test_directories_of_one_name_are_told_apart(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ hard cases
 
 
-def test_any_of_several_labels_counts(tmp_path: Path) -> None:
+def test_any_of_several_labels_counts(write: Write, tmp_path: Path) -> None:
     several = reading.load(write(tmp_path / "several", several=True))
     assert (several.gold().sum(axis=1) == 2).all()
     table = compare([Pair(several)], resamples=3).tables[0]
@@ -467,8 +446,8 @@ def test_any_of_several_labels_counts(tmp_path: Path) -> None:
     assert any("50 of 50 documents have several right labels" in note for note in table.notes)
 
 
-def test_one_document(tmp_path: Path) -> None:
-    alone = reading.load(write(tmp_path / "alone", 1))
+def test_one_document(write: Write, tmp_path: Path) -> None:
+    alone = reading.load(write(tmp_path / "alone", n=1))
     table = compare([Pair(alone)], resamples=10).tables[0]
     figures = rows(table)["semantic"].figures
     assert 0 <= figures["brier"].value <= 2
@@ -478,7 +457,7 @@ def test_one_document(tmp_path: Path) -> None:
     assert any("one document" in note for note in table.notes)
 
 
-def test_equal_methods_are_a_tie(tmp_path: Path) -> None:
+def test_equal_methods_are_a_tie(write: Write, tmp_path: Path) -> None:
     """With a kernel in which nobody votes, Semantic Softmax is the constrained softmax."""
     lone = reading.load(write(tmp_path / "lone"))
     silent = Scoring(space="centered", tau=0.9999, top_k=K)
@@ -512,7 +491,7 @@ def test_nan_is_named(readings: Readings) -> None:
     assert rows(table)["uniform"].figures["brier"].beats is None
 
 
-def test_tasks_without_neighbours(tmp_path: Path) -> None:
+def test_tasks_without_neighbours(write: Write, tmp_path: Path) -> None:
     letters = reading.load(write(tmp_path / "letters", why_identity="option letters or numbers"))
     table = compare([Pair(letters)], resamples=2).tables[0]
     assert list(rows(table)) == ["uniform", "constrained", "constrained+prior"]
@@ -536,15 +515,17 @@ def test_choices_of_their_own(readings: Readings) -> None:
     assert figures["accuracy"].value == pytest.approx(3 / 8, abs=0.2)
 
 
-def test_embedded_sample_and_missing_readouts_are_named(tmp_path: Path) -> None:
-    sample = replace(reading.load(write(tmp_path / "sample", published=0)), missing=7)
+def test_embedded_sample_and_missing_readouts_are_named(write: Write, tmp_path: Path) -> None:
+    sample = replace(
+        reading.load(write(tmp_path / "sample", docs=lambda i: {"published_data": 0})), missing=7
+    )
     notes = compare([Pair(sample)], resamples=2).tables[0].notes
     assert any("not the published data" in note for note in notes)
     assert any("7 of 57 documents have no readout yet" in note for note in notes)
 
 
-def test_nothing_is_read_yet(tmp_path: Path) -> None:
-    done = semsoft(write(tmp_path / "unread", read=False))
+def test_nothing_is_read_yet(write: Write, tmp_path: Path) -> None:
+    done = semsoft(write(tmp_path / "unread", unread=50))
     assert done.exit_code == 2
     assert "holds no readouts of any task yet" in done.stderr
 
@@ -586,7 +567,10 @@ def test_json_schema(folder: Path, dev_folder: Path, tmp_path: Path) -> None:
         assert set(row) == {"method", "temperature", "figures"}
         assert list(row["figures"]) == [m.key for m in MEASURES]
         for figure in row["figures"].values():
-            assert set(figure) == {"value", "low", "high", "beats"}
+            assert set(figure) == {
+                "value", "low", "high", "beats", "difference", "difference_low",
+                "difference_high",
+            }  # fmt: skip
     assert semsoft(folder, "--dev", dev_folder, "-o", tmp_path / "x.json").exit_code == 0
     assert json.loads((tmp_path / "x.json").read_text()) == record
 
@@ -605,6 +589,20 @@ def test_table_fits(columns: int, folder: Path, dev_folder: Path) -> None:
     if columns == 200:
         assert head.count("[") == len(MEASURES)
     assert ("Intervals are left out" in text) == (columns < 100)
+
+
+@pytest.mark.parametrize("columns", [50, 80, 100, 200])
+def test_distances_are_shown_if_a_reference_is_named(columns: int, folder: Path) -> None:
+    usual = semsoft(folder, columns=columns).stdout
+    assert "minus " not in usual
+    assert "worse than constrained in" in " ".join(usual.split())
+    text = semsoft(folder, "--against", "constrained+prior", columns=columns).stdout
+    assert max(map(len, text.splitlines())) <= columns
+    assert "worse than constrained+prior in" in " ".join(text.split())
+    shown = text[text.index("minus constrained+prior, on the same resamples") :]
+    assert shown.count("…") >= 5 * len(MEASURES)  # an interval in every row but the reference's
+    markdown = semsoft(folder, "--against", "constrained+prior", "--markdown").stdout
+    assert markdown.count("…") == 5 * len(MEASURES)
 
 
 def test_best_of_each_column_is_bold(found: Comparison) -> None:
@@ -641,7 +639,7 @@ def test_text_file(folder: Path, tmp_path: Path) -> None:
     assert "\x1b" not in text
 
 
-def test_several_directories(folder: Path, tmp_path: Path) -> None:
+def test_several_directories(write: Write, folder: Path, tmp_path: Path) -> None:
     other = write(tmp_path / "other", model="b")
     for option in ((), ("--markdown",)):
         done = semsoft(folder, other, *option)
@@ -659,8 +657,8 @@ def test_scoring_options(folder: Path) -> None:
     assert all(not r["method"].startswith("sem") for r in plain["tables"][0]["rows"])
 
 
-def test_right_labels_from_samples(tmp_path: Path) -> None:
-    bare = write(tmp_path / "bare", 12, with_labels=False)
+def test_right_labels_from_samples(write: Write, tmp_path: Path) -> None:
+    bare = write(tmp_path / "bare", n=12, docs=lambda i: {"labels": None})
     done = semsoft(bare)
     assert done.exit_code == 2
     assert "--samples" in done.stderr
@@ -671,12 +669,14 @@ def test_right_labels_from_samples(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["tables"][0]["n"] == 12
 
 
-def test_command_refuses_in_one_sentence(folder: Path, dev_folder: Path, tmp_path: Path) -> None:
-    other = write(tmp_path / "other", 20, seed=2, model="b")
+def test_command_refuses_in_one_sentence(
+    write: Write, folder: Path, dev_folder: Path, tmp_path: Path
+) -> None:
+    other = write(tmp_path / "other", n=20, seed=2, model="b")
     for arguments, said in (
         ((folder, "--dev", folder), "are evaluated in"),
         ((folder, "--dev", other), "another model"),
-        ((folder, "--top-k", 41), "top_k=41 is more than is stored"),
+        ((folder, "--top-k", 61), "top_k=61 is more than is stored"),
         ((folder, "--kernel", "cosin"), "did you mean 'cosine'"),
         ((folder, "--task", "nothing"), "not among them"),
         ((folder, "--json", "--markdown"), "exclude each other"),

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import sklearn.metrics
-import torch
 import typer
 from typer.testing import CliRunner
 
@@ -23,9 +22,8 @@ from lm_eval_semsoft.cli.report import report as command
 from lm_eval_semsoft.cli.shared import plain
 from lm_eval_semsoft.core import bootstrap, calibration, classification
 from lm_eval_semsoft.core.semantic_softmax import Scoring, normalise
-from lm_eval_semsoft.engine.readout import Readout
-from lm_eval_semsoft.engine.store import Store, StoredDocument, text_key
 from lm_eval_semsoft.reports import (
+    measures,
     readings,
     report_data,
     report_section,
@@ -37,81 +35,11 @@ from lm_eval_semsoft.reports import (
 from lm_eval_semsoft.reports import report as pages
 
 LABELS = ("joy", "anger", "fear", "neutral")
-V, D, K = 200, 12, 60
-ABOUT = {
-    "model": "test/model",
-    "dtype": "float32",
-    "top_k": K,
-    "scoring": {**vars(Scoring(top_k=K, space="centered", tau="q0.9")), "kernel": "auto"},
-    "versions": {"torch": "2.0"},
-}
+V, K = 160, 60  # tokens in the vocabulary, and stored of each document
+SCORING = {**vars(Scoring(top_k=K, space="centered", tau="q0.9")), "kernel": "auto"}
 
-
-def write_readouts(
-    folder: Path,
-    n: int = 80,
-    labels: Sequence[str] = LABELS,
-    *,
-    task: str = "emotions",
-    docs: Sequence[dict[str, Any]] | None = None,
-    words: Sequence[str] | None = None,
-    why_identity: str | None = None,
-    about: dict[str, Any] | None = None,
-    embeddings: bool = True,
-    unread: int = 0,
-    seed: int = 0,
-    v: int = V,
-) -> Path:
-    """A directory as a run leaves it: labels are the first tokens, their neighbours follow."""
-    rng = np.random.default_rng(seed)
-    size = len(labels)
-    store = Store(folder, "f" * 16, K, {**ABOUT, **(about or {})})
-    matrix = torch.tensor(rng.normal(size=(v, D)), dtype=torch.float32)
-    matrix[size : 5 * size] = matrix[:size].repeat(4, 1) + 0.6 * matrix[size : 5 * size]
-
-    def given() -> torch.Tensor:
-        if not embeddings:
-            raise ValueError("the head is quantised")
-        return matrix
-
-    store.save_model(given, lambda: list(words or [f" word{i}" for i in range(v)]))
-    own = {"labels": list(labels), "spelled": [[i] for i in range(size)],
-           "variants": [[] for _ in labels]}  # fmt: skip
-    store.save_tasks({task: {"why_identity": why_identity}}, {"set": own})
-    truth = rng.integers(size, size=n)
-    hidden = rng.normal(size=(n, D)) + 1.2 * matrix.numpy()[truth + size]
-    logits = hidden @ matrix.numpy().T
-    logp = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
-    stored = []
-    for i in range(n):
-        doc = {"id": f"d{i}", "text": f"text {i}", "labels": [int(truth[i])], "published_data": 1}
-        key = text_key(f"{task}{i}")
-        doc.update({} if docs is None else docs[i % len(docs)])
-        doc = {k: value for k, value in doc.items() if value is not None}
-        stored.append(
-            StoredDocument(
-                task, i, key, json.dumps(doc), "set", tuple(labels), (key,), tuple(range(size))
-            )
-        )
-        if i >= n - unread:
-            continue
-        order = np.argsort(-logp[i])[:K]
-        store.add(
-            key,
-            Readout(
-                topk_ids=order.astype(np.int32),
-                topk_logprobs=logp[i, order].astype(np.float32),
-                label_logprobs=logp[i, :size].astype(np.float32),
-                label_greedy=np.zeros(size, dtype=bool),
-                label_first=np.arange(size, dtype=np.int32),
-                entropy=1.0,
-                nucleus_sizes=np.ones(4, dtype=np.int32),
-                nucleus_entropies=np.ones(4, dtype=np.float32),
-            ),
-        )
-    store.save_documents(stored)
-    store.close()
-    return folder
+# Writes a readouts directory: the fixture of that name.
+Write = Callable[..., Path]
 
 
 def read(folder: Path) -> readings.Readings:
@@ -119,8 +47,8 @@ def read(folder: Path) -> readings.Readings:
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> readings.Readings:
-    return read(write_readouts(tmp_path_factory.mktemp("one") / "run"))
+def one(write_readouts: Write, tmp_path_factory: pytest.TempPathFactory) -> readings.Readings:
+    return read(write_readouts(tmp_path_factory.mktemp("one") / "run", 80))
 
 
 @pytest.fixture(scope="module")
@@ -222,10 +150,8 @@ def test_label_auroc_on_resamples_repeats_rows(ties):
     rng = np.random.default_rng(3)
     logits = rng.normal(size=(50, 3)).round(0 if ties else 9)
     target = np.eye(3, dtype=bool)[rng.integers(3, size=50)]
-    statistic = report_statistics._label_auroc(
-        report_statistics.Side.of("constrained", logits), target
-    )
     probs = normalise(logits)
+    statistic = classification.label_auroc(probs, target)
     for counts in bootstrap.resamples(50, 20, seed=1):
         rows = np.repeat(np.arange(50), counts)
         expected = [
@@ -258,7 +184,7 @@ def test_changes_by_hand(one, section):
     kernel = scores.kernel_of(one, one.run_scoring)
     moved = [abs(a - b).sum() / 2 for a, b in zip(*found.values(), strict=True)]
     order = sorted(range(one.n), key=lambda i: -moved[i])[:5]
-    assert [change.key for change in section.changes] == [f"d{i}" for i in order]
+    assert [change.key for change in section.changes] == [f"0-{i}" for i in order]
     for i, change in zip(order, section.changes, strict=True):
         assert change.moved == pytest.approx(moved[i])
         assert change.truth == (LABELS[one.target[i].argmax()],)
@@ -305,8 +231,7 @@ def test_flips_count_every_document(one, section):
 
 
 def test_a_verdict_needs_an_interval_without_zero():
-    brier = next(m for m in report_data.METRICS if m.key == "brier")
-    confidence = next(m for m in report_data.METRICS if m.key == "mean_confidence")
+    brier, confidence = measures.BY_KEY["brier"], measures.BY_KEY["mean_confidence"]
     assert report_section._verdict(brier, report_data.Estimate(-0.2, -0.3, -0.1)) == "better"
     assert report_section._verdict(brier, report_data.Estimate(0.2, 0.1, 0.3)) == "worse"
     assert report_section._verdict(brier, report_data.Estimate(0.2, -0.1, 0.3)) == "unclear"
@@ -322,9 +247,9 @@ def test_uniform_guess(one, section):
     assert section.row("accuracy").uniform == pytest.approx(1 / size)
 
 
-def test_several_right_labels(tmp_path):
+def test_several_right_labels(write_readouts, tmp_path):
     docs = [{"labels": [0, 1]}, {"labels": [2]}, {"labels": [1, 2, 3]}]
-    r = read(write_readouts(tmp_path / "run", 60, docs=docs))
+    r = read(write_readouts(tmp_path / "run", 60, docs=lambda i: docs[i % len(docs)]))
     section = pages.build(r)
     probs = both(r)["semantic"]
     accuracy = r.target[np.arange(60), probs.argmax(axis=1)].mean()
@@ -344,8 +269,8 @@ def page_of(folder: Path) -> tuple[pages.Section, str]:
     return section, pages.render(pages.Report((section,)))
 
 
-def test_without_targets(tmp_path):
-    section, html = page_of(write_readouts(tmp_path / "run", docs=[{"labels": None}]))
+def test_without_targets(write_readouts, tmp_path):
+    section, html = page_of(write_readouts(tmp_path / "run", docs=lambda i: {"labels": None}))
     keys = [row.metric.key for row in section.metrics]
     assert keys == ["mean_confidence", "silent_vote"]
     assert "do not say which label is right" in html
@@ -355,7 +280,7 @@ def test_without_targets(tmp_path):
     check_page(html)
 
 
-def test_identity_kernel(tmp_path):
+def test_identity_kernel(write_readouts, tmp_path):
     folder = write_readouts(tmp_path / "run", why_identity="its labels are option letters")
     section, html = page_of(folder)
     assert section.no_semantic == "its labels are option letters"
@@ -367,12 +292,12 @@ def test_identity_kernel(tmp_path):
     check_page(html)
 
 
-def test_a_forced_kernel_is_used(tmp_path):
-    about = {"scoring": {**ABOUT["scoring"], "kernel": "cosine"}}
+def test_a_forced_kernel_is_used(write_readouts, tmp_path):
+    about = {"scoring": {**SCORING, "kernel": "cosine"}}
     section, _ = page_of(write_readouts(tmp_path / "a", why_identity="letters", about=about))
     assert not section.no_semantic
     assert section.changes
-    about = {"scoring": {**ABOUT["scoring"], "kernel": "identity"}}
+    about = {"scoring": {**SCORING, "kernel": "identity"}}
     section, _ = page_of(write_readouts(tmp_path / "b", about=about))
     assert "identity" in section.no_semantic
 
@@ -388,41 +313,41 @@ def test_another_scoring_than_the_run_s(one):
         pages.build(one, kernel="cosin")
 
 
-def test_without_embeddings(tmp_path):
+def test_without_embeddings(write_readouts, tmp_path):
     section, html = page_of(write_readouts(tmp_path / "run", embeddings=False))
     assert "output embeddings" in section.no_semantic
     assert "There is no semantic part" in html
     check_page(html)
 
 
-def test_a_constrained_run_is_rescored(tmp_path):
-    about = {"scoring": {**ABOUT["scoring"], "scoring": "constrained"}}
+def test_a_constrained_run_is_rescored(write_readouts, tmp_path):
+    about = {"scoring": {**SCORING, "scoring": "constrained"}}
     section, html = page_of(write_readouts(tmp_path / "run", about=about))
     assert section.scoring["scoring"] == "semantic"
     assert "The run itself was scored with the standard softmax" in html
 
 
-def test_our_own_sample_is_a_loud_warning(tmp_path, html):
+def test_our_own_sample_is_a_loud_warning(write_readouts, tmp_path, html):
     docs = [{"published_data": 0, "source": "embedded"}, {"published_data": 1}]
-    section, page = page_of(write_readouts(tmp_path / "run", docs=docs))
+    section, page = page_of(write_readouts(tmp_path / "run", docs=lambda i: docs[i % len(docs)]))
     assert (section.data.published, section.data.ours) == (40, 40)
     assert page.count("Do not publish these figures") == 1
     assert "Do not publish these figures" not in html
 
 
-def test_where_data_come_from_may_be_unknown(tmp_path):
-    _, page = page_of(write_readouts(tmp_path / "run", docs=[{"published_data": None}]))
+def test_where_data_come_from_may_be_unknown(write_readouts, tmp_path):
+    _, page = page_of(write_readouts(tmp_path / "run", docs=lambda i: {"published_data": None}))
     assert "do not say where they come from" in page
 
 
-def test_documents_without_a_readout_are_counted(tmp_path):
+def test_documents_without_a_readout_are_counted(write_readouts, tmp_path):
     section, html = page_of(write_readouts(tmp_path / "run", 40, unread=15))
     assert (section.n, section.missing) == (25, 15)
     assert "15 documents of the run have no readout yet" in html
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_very_few_documents(tmp_path, n):
+def test_very_few_documents(write_readouts, tmp_path, n):
     section, html = page_of(write_readouts(tmp_path / "run", n))
     assert section.n == n
     if n == 1:
@@ -432,7 +357,7 @@ def test_very_few_documents(tmp_path, n):
     check_page(html)
 
 
-def test_two_labels_and_many_labels(tmp_path):
+def test_two_labels_and_many_labels(write_readouts, tmp_path):
     for n_labels in (2, 30):
         names = [f"label {i}" for i in range(n_labels)]
         section, html = page_of(write_readouts(tmp_path / str(n_labels), 60, names))
@@ -440,7 +365,7 @@ def test_two_labels_and_many_labels(tmp_path):
         check_page(html)
 
 
-def test_nan_scores_are_said_not_hidden(tmp_path):
+def test_nan_scores_are_said_not_hidden(write_readouts, tmp_path):
     r = read(write_readouts(tmp_path / "run"))
     r.label_logprobs[3] = np.nan
     section = pages.build(r)
@@ -565,7 +490,7 @@ def test_what_screen_readers_hear_has_the_numbers(section, html):
     assert f"ECE {section.row('ece').constrained.value:.3f}" in label
 
 
-def test_several_runs_have_contents_and_a_summary(tmp_path, one):
+def test_several_runs_have_contents_and_a_summary(write_readouts, tmp_path, one):
     other = write_readouts(tmp_path / "other", task="b", why_identity="letters", seed=5)
     sections = (pages.build(one), pages.build(read(other)), pages.build(one))
     page = check_page(pages.render(pages.Report(sections)))
@@ -592,13 +517,20 @@ NASTY = (
 )
 
 
-def test_what_others_wrote_is_only_text(tmp_path):
+def test_what_others_wrote_is_only_text(write_readouts, tmp_path):
     labels = ["<b>joy</b>", "an\u202eger", "fear & 'co'", "\x00🙂"]
     docs = [{"text": text, "id": text[:40], "source": text[:60]} for text in NASTY]
     words = [NASTY[i % 10].encode("utf-8", "replace").decode() for i in range(V)]
     folder = tmp_path / "<img src=x onerror=alert(1)> \"'&\u202e{{7*717}}"
     about = {"model": "<i>model</i>\u202e", "tokenizer": "\x00</dl>"}
-    write_readouts(folder, labels=labels, docs=docs, words=words, task="<u>task", about=about)
+    write_readouts(
+        folder,
+        labels=labels,
+        docs=lambda i: docs[i % len(docs)],
+        words=words,
+        task="<u>task",
+        about=about,
+    )
     section = pages.build(read(folder), documents=30)
     html = pages.render(pages.Report((section,) * 2, command="semsoft report '<script>'"))
     page = check_page(html)
@@ -768,7 +700,7 @@ def semsoft_report(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "300"})
 
 
-def test_command(tmp_path):
+def test_command(write_readouts, tmp_path):
     folder = write_readouts(tmp_path / "run")
     out = tmp_path / "new" / "page.html"
     figures = tmp_path / "figures"
@@ -790,8 +722,8 @@ def test_command(tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["page.html"]
 
 
-def test_scoring_arguments_and_samples(tmp_path):
-    folder = write_readouts(tmp_path / "run", 30, docs=[{"labels": None}])
+def test_scoring_arguments_and_samples(write_readouts, tmp_path):
+    folder = write_readouts(tmp_path / "run", 30, docs=lambda i: {"labels": None})
     samples = tmp_path / "samples.jsonl"
     lines = [json.dumps({"doc_id": i, "target": i % 4}) for i in range(30)]
     samples.write_text("\n".join(lines))
@@ -809,7 +741,7 @@ def test_scoring_arguments_and_samples(tmp_path):
     assert "--tau 0.3 --top-k 20" in text
 
 
-def test_several_directories_and_tasks(tmp_path):
+def test_several_directories_and_tasks(write_readouts, tmp_path):
     first = write_readouts(tmp_path / "a")
     write_readouts(first, task="second", seed=2)
     second = write_readouts(tmp_path / "b", seed=3)
@@ -828,7 +760,7 @@ def test_a_results_file_is_told_what_to_do(tmp_path, name):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_bad_paths(tmp_path):
+def test_bad_paths(write_readouts, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     for folder in (tmp_path / "absent", empty):
@@ -855,7 +787,7 @@ def test_bad_paths(tmp_path):
     assert "no.json" in done.stderr
 
 
-def test_a_tune_file_of_another_task(tmp_path):
+def test_a_tune_file_of_another_task(write_readouts, tmp_path):
     folder = write_readouts(tmp_path / "run", 10)
     path = tmp_path / "other.json"
     path.write_text(json.dumps(tune_record(task="other")))
@@ -880,11 +812,11 @@ def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_five_thousand_documents(tmp_path, monkeypatch):
+def test_five_thousand_documents(write_readouts, tmp_path, monkeypatch):
     monkeypatch.setattr(report_statistics, "RESAMPLES", 1000)
     names = [f"label{i}" for i in range(28)]
-    text = [{"text": "A comment of the usual length, as people write them. " * 3}]
-    folder = write_readouts(tmp_path / "run", 5000, names, docs=text, v=3000)
+    text = {"text": "A comment of the usual length, as people write them. " * 3}
+    folder = write_readouts(tmp_path / "run", 5000, names, docs=lambda i: text, v=3000)
     begin = time.process_time()
     section = pages.build(read(folder))
     html = pages.render(pages.Report((section,)))

@@ -24,11 +24,12 @@ from lm_eval_semsoft.core.semantic_softmax import (
     build_kernel,
     normalise,
     resolve_scoring,
+    semantic_log_scores,
 )
 from lm_eval_semsoft.engine.readout import Readout
 from lm_eval_semsoft.engine.store import Store, StoredDocument
 from lm_eval_semsoft.reports import readings as readings_module
-from lm_eval_semsoft.reports import scores, tune
+from lm_eval_semsoft.reports import scores, tune, tune_grid, tune_scores
 from lm_eval_semsoft.reports.readings import Readings, Source
 
 V, D, K, N = 90, 8, 40, 60
@@ -107,6 +108,17 @@ def run(objective: str = "brier", readings: Readings | None = None, **options) -
 # ------------------------------------------------------------------ scores
 
 
+def exact(readings: Readings, scoring: Scoring) -> np.ndarray:
+    """The scores of one cell alone, from votes in float64."""
+    if scoring == tune_grid.CONSTRAINED:
+        return readings.label_logprobs.astype(np.float64)
+    (votes,) = scores.votes_at(readings, scores.kernel_of(readings, scoring), [scoring.top_k])
+    log_s = semantic_log_scores(readings.label_logprobs, votes, scoring)
+    # A run adds its votes in float32.
+    np.testing.assert_allclose(scores.log_scores(readings, scoring), log_s, rtol=0, atol=1e-6)
+    return log_s
+
+
 def test_every_cell_is_what_the_slow_path_says():
     readings = synthetic()
     grid = tune.make_grid(readings, **GRID)
@@ -114,7 +126,7 @@ def test_every_cell_is_what_the_slow_path_says():
     found = dict(tune.many_log_scores(readings, grid))
     assert set(found) == set(grid)
     for scoring, log_s in found.items():
-        np.testing.assert_allclose(log_s, scores.log_scores(readings, scoring), rtol=0, atol=1e-9)
+        np.testing.assert_allclose(log_s, exact(readings, scoring), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +158,7 @@ def test_thresholds_are_those_of_the_kernel_to_the_bit(vocabulary):
     cosines = np.clip(rng.normal(0.2, 0.3, (vocabulary, 3)), -1, 1).astype(np.float32)
     labels = LabelSet(("a", "b", "c"), ((0,), (0,), (0,)), ((), (), ()))
     taus = [0.3, "q0.0", "q0.5", "q0.95", "q0.98", "q0.995", "q0.999"]
-    for tau, found in tune.thresholds(cosines, taus).items():
+    for tau, found in tune_scores.thresholds(cosines, taus).items():
         assert (found == build_kernel(cosines, labels, Scoring(tau=tau)).tau).all()
 
 
@@ -155,7 +167,7 @@ def test_tokens_that_few_documents_hold_are_enough():
     readings = tune.subset(synthetic(), 2)
     scoring = Scoring(tau=0.0, top_k=2, rival_votes="on")
     ((_, log_s),) = tune.many_log_scores(readings, [scoring])
-    np.testing.assert_allclose(log_s, scores.log_scores(readings, scoring), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(log_s, exact(readings, scoring), rtol=0, atol=1e-9)
 
 
 # ------------------------------------------------------------------ the grid
@@ -206,7 +218,7 @@ def test_unknown_values_are_named(values, sentence):
 def test_the_pasted_line_is_read_back():
     parse = pytest.importorskip("lm_eval._cli.utils").key_val_to_dict
     grid = tune.make_grid(synthetic(), **GRID)
-    for scoring in [*grid, Scoring(), tune.CONSTRAINED, Scoring(tau=0.3)]:
+    for scoring in [*grid, Scoring(), tune_grid.CONSTRAINED, Scoring(tau=0.3)]:
         assert resolve_scoring(**parse(tune.model_args(scoring))) == scoring
     assert tune.model_args(Scoring()) == ""
     assert tune.model_args(Scoring(space="raw", tau=0.5)) == "space=raw,tau=0.5"
@@ -224,13 +236,11 @@ def test_the_best_cell_is_the_best_of_all(metric, prior, monkeypatch):
     tuned = run(metric, prior=prior, grid={"anchors": ["variants"]})
     correct = prior_correction if prior else lambda log_s: log_s
     every = {
-        cell.scoring: value(
-            metric, correct(scores.log_scores(readings, cell.scoring)), readings.target
-        )
+        cell.scoring: value(metric, correct(exact(readings, cell.scoring)), readings.target)
         for cell in tuned.cells
     }
     for cell in (*tuned.cells, tuned.constrained, tuned.default):
-        log_s = correct(scores.log_scores(readings, cell.scoring))
+        log_s = correct(exact(readings, cell.scoring))
         for name in METRICS:
             assert cell.metrics[name] == pytest.approx(
                 value(name, log_s, readings.target), abs=1e-9
@@ -268,7 +278,7 @@ def test_as_good_as_constrained_is_no_reason_to_leave_it():
     )
     assert tuned.best.value == pytest.approx(tuned.constrained.value)
     assert not tuned.beats_constrained
-    assert tuned.recommended == tune.CONSTRAINED
+    assert tuned.recommended == tune_grid.CONSTRAINED
     assert tune.record(tuned)["model_args"] == "scoring=constrained"
 
 
@@ -320,7 +330,7 @@ def test_intervals_and_pairs_are_those_of_the_bootstrap():
     tuned = run()
     best, constrained, default = (
         normalise(scores.log_scores(readings, s))
-        for s in (tuned.best.scoring, tune.CONSTRAINED, tune.default_of(readings))
+        for s in (tuned.best.scoring, tune_grid.CONSTRAINED, tune.default_of(readings))
     )
     brier = calibration.brier
     assert tuned.intervals["brier"] == pytest.approx(
@@ -347,7 +357,7 @@ def test_nothing_to_compare_with_where_the_default_is_best():
 def test_each_half_chooses_for_the_other(seed):
     readings = synthetic()
     tuned = run("auroc", seed=seed)
-    scorings = [cell.scoring for cell in tuned.cells] + [tune.CONSTRAINED]
+    scorings = [cell.scoring for cell in tuned.cells] + [tune_grid.CONSTRAINED]
     probs = {s: normalise(scores.log_scores(readings, s)) for s in scorings}
     order = np.random.default_rng(seed).permutation(N)
     halves = np.sort(order[: N // 2]), np.sort(order[N // 2 :])
@@ -356,11 +366,11 @@ def test_each_half_chooses_for_the_other(seed):
             {s: classification.auroc(p[rows], readings.target[rows]) for s, p in probs.items()}
             for rows in (choose, judge)
         ]
-        top = max(v for s, v in worth[0].items() if s != tune.CONSTRAINED)
+        top = max(v for s, v in worth[0].items() if s != tune_grid.CONSTRAINED)
         assert half.there == pytest.approx(top)
         assert worth[0][half.chosen] == pytest.approx(top)
         assert half.here == pytest.approx(worth[1][half.chosen])
-        assert half.constrained == pytest.approx(worth[1][tune.CONSTRAINED])
+        assert half.constrained == pytest.approx(worth[1][tune_grid.CONSTRAINED])
 
 
 def test_halves_that_are_too_small_are_left_out():
@@ -508,7 +518,7 @@ def test_command_prints_json(directory):
     assert record["prior"] is True
     assert len(record["cells"]) == 32
     for cell in record["cells"]:
-        assert {*tune.AXES, "value", *METRICS} <= set(cell)
+        assert {*tune_grid.AXES, "value", *METRICS} <= set(cell)
     assert set(record["best"]["intervals"]) == {"nll", "accuracy"}
 
 
