@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import typer
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -197,6 +197,8 @@ def probe_table(runs: Mapping[str, Path], published: pd.DataFrame) -> Iterator[s
             save_png(figure, DOCS / "images" / "probe.png")
         for t in renamed:
             p = t.probe
+            assert p.ols_layer is not None
+            assert p.max_over_layers is not None
             ols, ridge = p.layers[p.ols_layer], p.layers[p.max_over_layers]
             yield (
                 f"| {target} | {t.name} | {ols.ols_r:.3f} (block {p.ols_layer + 1} of "

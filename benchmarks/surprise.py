@@ -203,8 +203,8 @@ def carries_over(runs: Sequence[Run], grids: Sequence[Table], base: Sequence[Any
 
 def compared(run: Run, resamples: int) -> Iterator[str]:
     """Rows of the table of one run: every measure, surprise against the others, paired."""
-    from lm_eval_semsoft.core import bootstrap
-    from lm_eval_semsoft.reports import methods, readings, tune
+    from lm_eval_semsoft.core import bootstrap, calibration, classification
+    from lm_eval_semsoft.reports import methods, readings
 
     scoring, shown = tune.default_of(run.evaluated), set(run.evaluated.prompts)
     others = [i for i, prompt in enumerate(run.same.prompts) if prompt not in shown]
@@ -214,20 +214,27 @@ def compared(run: Run, resamples: int) -> Iterator[str]:
         if a.method.temperature
     }
     target, ours = run.evaluated.gold(), answers["surprise+prior"]
+    functions = {
+        "auroc": classification.auroc,
+        "brier": calibration.brier,
+        "nll": calibration.nll,
+        "macro_f1": classification.macro_f1,
+        "accuracy": classification.accuracy,
+    }
+    falling = ("brier", "nll")
 
     def difference(metric: str, rival: str) -> str:
-        own = tune.MEASURES[metric]
         found = bootstrap.paired(
-            own.fn, (ours, target), (answers[rival], target),
-            n=resamples, higher_is_better=own.higher,
+            functions[metric], (ours, target), (answers[rival], target),
+            n=resamples, higher_is_better=metric not in falling,
         )  # fmt: skip
         sign = "+" if found.probability >= 0.975 else "−" if found.probability <= 0.025 else ""
         return f"{found.difference:+.4f}{sign} [{found.low:+.4f}, {found.high:+.4f}]"
 
     for metric in SHOWN:
-        own = tune.MEASURES[metric]
-        values = {name: own.fn(answers[name], target) for name in ("surprise+prior", *RIVALS)}
-        best = sorted(RIVALS, key=lambda r: -values[r] if own.higher else values[r])[0]
+        own = functions[metric]
+        values = {name: own(answers[name], target) for name in ("surprise+prior", *RIVALS)}
+        best = sorted(RIVALS, key=lambda r: values[r] if metric in falling else -values[r])[0]
         against = [difference(metric, RIVALS[0])]
         against.append("the same" if best == RIVALS[0] else f"{best}: {difference(metric, best)}")
         numbers = " | ".join(f"{v:.4f}" for v in values.values())
