@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 import typer
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

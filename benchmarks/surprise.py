@@ -204,7 +204,7 @@ def carries_over(runs: Sequence[Run], grids: Sequence[Table], base: Sequence[Any
 def compared(run: Run, resamples: int) -> Iterator[str]:
     """Rows of the table of one run: every measure, surprise against the others, paired."""
     from lm_eval_semsoft.core import bootstrap, calibration, classification
-    from lm_eval_semsoft.reports import methods, readings
+    from lm_eval_semsoft.reports import methods, readings, tune
 
     scoring, shown = tune.default_of(run.evaluated), set(run.evaluated.prompts)
     others = [i for i, prompt in enumerate(run.same.prompts) if prompt not in shown]
