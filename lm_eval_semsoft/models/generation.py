@@ -119,8 +119,8 @@ def generate_until(
     theirs = [i for i, way in enumerate(ways) if way is None]
     if theirs:
         given = stock([requests[i] for i in theirs], disable_tqdm)
-        for place, text in zip(theirs, given, strict=True):
-            results[place] = text
+        for place, other in zip(theirs, given, strict=True):
+            results[place] = other
     return results
 
 
