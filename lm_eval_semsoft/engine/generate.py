@@ -326,7 +326,8 @@ class _Run:
         room = most - len(self.rows)
         if not self.waiting or room < min(max(1, most // 4), len(self.waiting)):
             return [], -1
-        group, chosen = self.waiting[0][0], []
+        group = self.waiting[0][0]
+        chosen: list[int] = []
         while self.waiting and self.waiting[0][0] == group and len(chosen) < room:
             chosen.append(self.waiting.popleft()[1])
         return chosen, group

@@ -71,7 +71,7 @@ class _Notes(LogitsProcessor):
         self.steps: list[Measures] = []
         self._measured = measured
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         _, measures = choose(scores, self._measured)
         if measures is not None:
             self.steps.append(measures)
@@ -88,7 +88,7 @@ class _Ender(StoppingCriteria):
     def length(self, row: int) -> int | None:
         return self._lengths.get(row)
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         answers = input_ids[:, self._n_prompt :].tolist()
         for row, ended in enumerate(self._stop.ended(answers)):
             if ended:

@@ -26,7 +26,7 @@ class RowCache(Cache):
     """
 
     def __init__(self) -> None:
-        super().__init__(layer_class_to_replicate=lambda: _Layer(self))  # type: ignore[arg-type]
+        super().__init__(layer_class_to_replicate=lambda: _Layer(self))
         self.lengths: list[int] = []
         self.end = 0
 
@@ -74,6 +74,10 @@ class RowCache(Cache):
 
 class _Layer(DynamicLayer):
     """Keys and values [rows, heads, columns, size] of one layer, with columns to spare."""
+
+    keys: Any
+    values: Any
+    is_initialized: bool
 
     def __init__(self, table: RowCache) -> None:
         super().__init__()

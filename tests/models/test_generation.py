@@ -74,7 +74,7 @@ def contexts(comments: tuple[str, ...]) -> list[str]:
 def test_texts_are_those_of_stock_hf(tiny: Any, contexts: list[str]) -> None:
     requests = requests_for(contexts)
     expected = stock(tiny, requests)
-    assert len(set(expected)) > 1
+    assert all(expected)
     found = answers(lm_of(tiny, batch_size=4), requests)
     assert found == expected
     assert all(isinstance(text, GeneratedText) for text in found)
@@ -99,9 +99,9 @@ def test_stop_strings_cut_as_stock_does(
 def test_a_special_token_stops_too(tiny_model: Callable[[str], Any], contexts: list[str]) -> None:
     """Its text is not shown, so only its token tells that it is there."""
     tiny = tiny_model("qwen3")
-    texts = stock(tiny, requests_for(contexts, max_gen_toks=8))
-    pieces = {t: tiny.tokenizer.decode([t]) for t in range(3, 300)}
-    often = max(pieces, key=lambda t: sum(pieces[t] in text for text in texts))
+    texts = answers(lm_of(tiny), requests_for(contexts, max_gen_toks=8))
+    many = [t for text in texts for t in set(text.trace.tokens[1:-1].tolist())]
+    often = max(many, key=many.count)
     token = tiny.tokenizer.convert_ids_to_tokens(often)
     tokenizer = copy.deepcopy(tiny.tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": [token]})
@@ -246,10 +246,11 @@ def test_traces_cover_what_is_shown(tiny_model: Callable[[str], Any], contexts: 
         piece = frequent_piece(stock(tiny, requests_for(contexts, until=[])), 2)
         for text in answers(lm_of(tiny, batch_size=4), requests_for(contexts, until=[piece])):
             trace = text.trace
-            shown = tiny.tokenizer.decode(trace.tokens.tolist(), skip_special_tokens=True)
-            assert shown.startswith(text)
-            if len(trace):
-                assert len(tiny.tokenizer.decode(trace.tokens.tolist()[:-1])) <= len(text) + 1
+            tokens = trace.tokens.tolist()
+            assert tiny.tokenizer.decode(tokens, skip_special_tokens=True).startswith(text)
+            if tokens:
+                but_one = tiny.tokenizer.decode(tokens[:-1], skip_special_tokens=True)
+                assert len(but_one.rstrip("\ufffd")) <= len(text)
                 assert trace.ends[-1] == len(text)
                 assert (np.diff(trace.ends) >= 0).all()
 
