@@ -115,4 +115,4 @@ def _orthogonal(vector: Floats, to: Floats) -> Floats:
     """The part of a vector that is orthogonal to a unit vector, at length 1 (0 stays 0)."""
     rest = vector - (vector @ to) * to
     length = float(np.linalg.norm(rest))
-    return rest / length if length > 1e-6 else rest * 0
+    return np.asarray(rest / length if length > 1e-6 else rest * 0, dtype=np.float32)

