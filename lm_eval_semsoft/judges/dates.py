@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_MONTHS = (
-    "january february march april may june july august september october november december".split()
+from .text import words
+
+_MONTHS = words(
+    "january february march april may june july august september october november december"
 )
 _MONTH_NUMBERS = {m: i for i, m in enumerate(_MONTHS, 1)} | {
     short: i for i, m in enumerate(_MONTHS, 1) for short in (m[:3], m[:4]) if short != m

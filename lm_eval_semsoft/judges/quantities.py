@@ -6,20 +6,22 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .text import words
+
 TOKEN = re.compile(
     r"\d+(?:[.,]\d+)*(?:⁄\d+|/\d+(?![\d/]))?(?:(?:st|nd|rd|th|s)\b)?"
     r"|[^\W\d_]+(?:'[^\W\d_]+)*[\u0300-\u036f]*|[%$€£¥°+-]"
 )
-_UNIT_ONE = (
+_ONES = words(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
     "fifteen sixteen seventeen eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_ORDINALS = (
+)
+_TENS = words("twenty thirty forty fifty sixty seventy eighty ninety")
+_ORDINALS = words(
     "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth "
     "thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth"
-).split()
-_SMALL = {w: i for i, w in enumerate(_UNIT_ONE)} | {w: i for i, w in enumerate(_ORDINALS)}
+)
+_SMALL = {w: i for i, w in enumerate(_ONES)} | {w: i for i, w in enumerate(_ORDINALS)}
 _TEN = {w: 10 * i for i, w in enumerate(_TENS, 2)}
 _TEN |= {w[:-1] + "ieth": value for w, value in _TEN.items()}
 _MULTIPLIERS = {
@@ -28,10 +30,11 @@ _MULTIPLIERS = {
 }  # fmt: skip
 # Before "one" that counts nothing: "no one", "the one".
 _NOT_COUNTED = {"no", "any", "some", "every", "each", "the", "this", "that", "which", "another"}
+# Behind a word: "Louis XIV". Single letters are letters.
 _ROMAN = {
     r: i
     for i, r in enumerate(
-        "ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi xvii xviii xix xx".split(), 2
+        words("ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi xvii xviii xix xx"), 2
     )
     if len(r) > 1
 }
@@ -105,26 +108,26 @@ def extract(text: str) -> tuple[tuple[Quantity, ...], list[str]]:
     """
     tokens = TOKEN.findall(text)
     found: list[Quantity] = []
-    words: list[str] = []
+    others: list[str] = []
     end = -1  # where the last quantity ended, to join "5 feet 11 inches"
     i = 0
     while i < len(tokens):
         value, after = _number(tokens, i)
         if value is None:
             if tokens[i] not in "+-":
-                words.append(tokens[i])
+                others.append(tokens[i])
             i += 1
             continue
         unit, after = _unit(tokens, i, after)
-        if unit and words and words[-1] in _BEFORE:
-            words.pop()
+        if unit and others and others[-1] in _BEFORE:
+            others.pop()
         quantity = Quantity(value, unit)
         if end == i and found and _continues(found[-1], quantity):
             found[-1] = _joined(found[-1], quantity)
         else:
             found.append(quantity)
         end = i = after
-    return tuple(found), words
+    return tuple(found), others
 
 
 def _number(tokens: Sequence[str], i: int) -> tuple[float | None, int]:
@@ -192,9 +195,7 @@ def _goes_on(tokens: Sequence[str], j: int, link: str, tens: bool) -> bool:
     return tens if link == "-" else tokens[j - 1] in _MULTIPLIERS
 
 
-def _unit(
-    tokens: Sequence[str], i: int, after: int
-) -> tuple[tuple[str, float] | None, int]:
+def _unit(tokens: Sequence[str], i: int, after: int) -> tuple[tuple[str, float] | None, int]:
     """The unit behind (or the currency before) a number, and where both end."""
     if i and tokens[i - 1] in _BEFORE:
         return _UNIT_OF[tokens[i - 1]], after

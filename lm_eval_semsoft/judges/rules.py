@@ -29,24 +29,29 @@ from .base import SAME, Judge, Pair
 from .dates import Date
 from .f1 import token_f1
 from .quantities import Quantity
-from .text import _ONE_UNSPACED, fold, without_accents
+from .text import fold, separated, without_accents, words
 
 _YES = {"yes", "yeah", "yep", "yup", "true", "correct", "affirmative"}
 _NO = {"no", "nope", "nah", "false", "incorrect", "negative"}
 _POLARITY = re.compile(rf"({'|'.join(_YES | _NO)})(?:$|[.!,;:—–-]+(?:$|\s+(?!\d)))")
 _NEGATIONS = {"not", "no", "never", "none", "without", "neither", "nor", "cannot"}
 _FILLERS = set(
-    "a an the his her hers their my your our its some this that these those it he she they i we "
-    "you is was are were be been am to in on at of by for has have had having do does did will "
-    "would should can could may might there here so then well think believe guess say probably "
-    "likely perhaps maybe about around approximately approx roughly nearly almost circa ca called "
-    "named answer answers mr mrs ms dr prof sir and's".split()
+    words(
+        "a an the his her hers their my your our its some this that these those it he she they "
+        "i we you is was are were be been am to in on at of by for has have had having do does "
+        "did will would should can could may might there here so then well think believe guess "
+        "say probably likely perhaps maybe about around approximately approx roughly nearly "
+        "almost circa ca called named answer answers mr mrs ms dr prof sir"
+    )
 )
 # Added to an answer, these may make another one of it.
 _TURNS = _NEGATIONS | set(
-    "and or but except versus vs than before after from north south east west northern southern "
-    "eastern western central new old upper lower vice deputy former ex junior senior jr sr mother "
-    "father wife husband son daughter brother sister half non anti pseudo".split()
+    words(
+        "and or but except versus vs than before after from north south east west northern "
+        "southern eastern western central new old upper lower vice deputy former ex junior "
+        "senior jr sr mother father wife husband son daughter brother sister half non anti "
+        "pseudo"
+    )
 )
 _MOST_ADDED = 12  # words around an answer that is within another one
 _ALIASES = {
@@ -105,12 +110,12 @@ def read(text: str) -> Answer:
     polarity = _POLARITY.match(folded.lstrip("\"'([ "))
     told, rest = dates.extract(folded)
     numbers, tokens = quantities.extract(rest)
-    words = [part for word in tokens for part in _ONE_UNSPACED.sub(r" \1 ", word).split()]
-    words = [w for word in words if (w := word.removesuffix("'s").rstrip("'"))]
-    denied = [w for w in words if w in _NEGATIONS or w.endswith("n't")]
-    kept = [stem(w) for w in words if w not in _FILLERS and w not in denied]
+    found = [part for word in tokens for part in separated(word)]
+    found = [w for word in found if (w := word.removesuffix("'s").rstrip("'"))]
+    denied = [w for w in found if w in _NEGATIONS or w.endswith("n't")]
+    kept = [stem(w) for w in found if w not in _FILLERS and w not in denied]
     if not kept and not told and not numbers:  # "The The"
-        kept = words
+        kept = found
     spoken = tuple(re.findall(r"[^\W\d_]+", folded))
     bare = text.strip(" .,!?\"'")
     return Answer(

@@ -20,6 +20,11 @@ _ONE_UNSPACED = re.compile(f"([{_UNSPACED}])")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
+def words(text: str) -> list[str]:
+    """For lists of words in a program: `words("a b")` is ["a", "b"]."""
+    return text.split()
+
+
 def clean(text: str) -> str:
     """Composed characters, single spaces, none at the ends: no difference that can be seen."""
     return " ".join(unicodedata.normalize("NFC", text).split())
@@ -85,4 +90,9 @@ def squad_tokens(text: str) -> tuple[str, ...]:
     >>> squad_tokens("東京 Tower")
     ('東', '京', 'tower')
     """
-    return tuple(_ONE_UNSPACED.sub(r" \1 ", squad(text)).split())
+    return tuple(separated(squad(text)))
+
+
+def separated(text: str) -> list[str]:
+    """The words of a text; single characters in scripts without spaces."""
+    return _ONE_UNSPACED.sub(r" \1 ", text).split()
