@@ -112,7 +112,7 @@ def published_cells(study: Mapping[str, pd.DataFrame]) -> Iterator[str]:
 
     yield "## The published figures, from the study's own columns"
     yield ""
-    yield "ECE-sweep (L2) on Coane, multiple choice; confidence is a probability or 1 − entropy."
+    yield "ECE-sweep (L2, `ties=split` as published) on Coane, multiple choice; confidence is a probability or 1 − entropy."
     yield ""
     yield "| measure | " + " | ".join(f"{n}, published | ours" for n in STUDY) + " |"
     yield "|---" * (1 + 2 * len(STUDY)) + "|"
@@ -122,7 +122,8 @@ def published_cells(study: Mapping[str, pd.DataFrame]) -> Iterator[str]:
             column = table[measure].to_numpy(float)
             confidence = np.exp(column) if measure.endswith("-prob") else 1 - column
             right = (table["cloze_pred"] == table["Correct_Answer"]).to_numpy()
-            cells += [f"{theirs:.3f}", f"{ece_sweep(confidence, right).value:.3f}"]
+            ours = ece_sweep(confidence, right, ties="split").value
+            cells += [f"{theirs:.3f}", f"{ours:.3f}"]
         yield f"| `{measure}` | " + " | ".join(cells) + " |"
     yield ""
     first, table = next(iter(study.items()))
@@ -180,14 +181,16 @@ def probe_table(runs: Mapping[str, Path], published: pd.DataFrame) -> Iterator[s
     """Three figures per model: the study's, its optimism, and an honest one."""
     from lm_eval_semsoft.reports import probe, probe_figure
 
+    yield "Layer 0 is the output of the first block."
+    yield ""
     yield "| target | model | least squares, best layer (the study's figure) | ridge, best layer (optimistic) | ridge, layer chosen inside the folds | p |"  # noqa: E501
     yield "|---" * 6 + "|"
     for target, column in PROBED.items():
         for model, name in STUDY.items():
             own = published[published["model"] == model].reset_index(drop=True)
             r = own[f"{column}_mean_correlation"]
-            best = int(r.argmax()) + 1
-            yield f"| {target} | {name} | {r.max():.3f} (block {best} of {len(r)}) | – | – | – |"
+            best = int(r.argmax())
+            yield f"| {target} | {name} | {r.max():.3f} (layer {best} of {len(r)}) | – | – | – |"
         found = probe.probe_all([str(path) for path in runs.values()], target, "coane_mc")
         renamed = [replace(t, name=name) for t, name in zip(found.tables, runs, strict=True)]
         if target == "human_entropy":
@@ -201,8 +204,8 @@ def probe_table(runs: Mapping[str, Path], published: pd.DataFrame) -> Iterator[s
             assert p.max_over_layers is not None
             ols, ridge = p.layers[p.ols_layer], p.layers[p.max_over_layers]
             yield (
-                f"| {target} | {t.name} | {ols.ols_r:.3f} (block {p.ols_layer + 1} of "
-                f"{len(p.layers)}) | {ridge.pearson.r:.3f} (block {p.max_over_layers + 1}) | "
+                f"| {target} | {t.name} | {ols.ols_r:.3f} (layer {p.ols_layer} of "
+                f"{len(p.layers)}) | {ridge.pearson.r:.3f} (layer {p.max_over_layers}) | "
                 f"{p.pearson.r:.3f} [{p.pearson.low:.3f}, {p.pearson.high:.3f}] | {p.p:.3f} |"
             )
     yield ""
@@ -229,7 +232,8 @@ def page(runs: Mapping[str, Path], study_folder: Path) -> Iterator[str]:
         for subject in subjects_of(str(path))
     ]
     found = align([*theirs, *ours])
-    save_png(heat_map(found), DOCS / "images" / "alignment.png")
+    shown = tuple(t for t in found.tables if t.subject.task == "coane_mc")
+    save_png(heat_map(replace(found, tables=shown)), DOCS / "images" / "alignment.png")
     yield "## Calibration"
     yield ""
     yield from calibration_table(sorted(ours, key=lambda s: s.task))
@@ -241,8 +245,8 @@ def page(runs: Mapping[str, Path], study_folder: Path) -> Iterator[str]:
         "statistics."
     )
     yield ""
-    shown = [m for m in MULTIPLE_CHOICE if not m.startswith(("top25", "top50", "nucleus5"))]
-    yield from alignment_table(found, "coane_mc", "human_entropy", ["option_entropy", *shown])
+    many = [m for m in MULTIPLE_CHOICE if not m.startswith(("top25", "top50", "nucleus5"))]
+    yield from alignment_table(found, "coane_mc", "human_entropy", ["option_entropy", *many])
     few = ["option_entropy_variants", "option_top1_variants", "entropy", "top1", "top5_entropy"]
     for target in ("response_time_correct", "response_time"):
         yield from alignment_table(found, "coane_mc", target, few)
@@ -250,7 +254,7 @@ def page(runs: Mapping[str, Path], study_folder: Path) -> Iterator[str]:
         yield from alignment_table(found, "coane_oe", target, list(FREE_RESPONSE))
     for task in ("protoqa_mc", "camchoice"):
         yield from alignment_table(found, task, "human_entropy", ["option_entropy", *few])
-    yield "Every cell:"
+    yield "Every cell of `coane_mc` (`semsoft align` prints and draws those of every task):"
     yield ""
     yield (
         "![Heat map of rank correlations, measures of doubt down, models and targets across.]"
