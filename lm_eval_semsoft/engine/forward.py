@@ -35,6 +35,7 @@ from .readout import DEFAULT_TOP_K, NotFinite, Readout, Reads, read_batch
 logger = logging.getLogger(__name__)
 
 ATTENTION_NAME = "semsoft_packed"
+_FEW = 8  # rows
 _HEAD_CHUNK = 16384  # vocabulary rows converted to fp32 at once
 
 
@@ -224,6 +225,33 @@ def _takes_fp32(head: nn.Module) -> bool:
         and type(head.weight) is nn.Parameter
         and head.weight.dtype in (torch.float16, torch.bfloat16)
     )
+
+
+@contextmanager
+def few_rows(head: Any) -> Iterator[None]:
+    """Let a CPU read a large fp32 head from memory once for a handful of rows.
+
+    Its matrix product of few rows and a tall matrix takes up to twice as long as of the matrix and
+    few columns.
+    """
+    weight = getattr(head, "weight", None)
+    able = type(head) is nn.Linear and "forward" not in vars(head) and type(weight) is nn.Parameter
+    if not able or weight.device.type != "cpu" or weight.dtype != torch.float32:
+        yield
+        return
+    vars(head)["forward"] = partial(_tall_linear, head)
+    try:
+        yield
+    finally:
+        del vars(head)["forward"]
+
+
+def _tall_linear(head: Any, x: torch.Tensor) -> torch.Tensor:
+    flat = x.flatten(0, -2)
+    if not 1 < len(flat) <= _FEW:
+        return F.linear(x, head.weight, head.bias)
+    out = (head.weight @ flat.T).T.contiguous().view(*x.shape[:-1], -1)
+    return out if head.bias is None else out + head.bias
 
 
 def _fp32_linear(head: Any, x: torch.Tensor) -> torch.Tensor:

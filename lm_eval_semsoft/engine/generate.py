@@ -23,6 +23,7 @@ from .forward import (
     NaNLogits,
     Progress,
     answers_only,
+    few_rows,
     rope_depends_on_length,
     text_config,
     why_different,
@@ -191,7 +192,8 @@ class Generator:
         if self._takes_positions:
             inputs["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)[:, -new:]
         where = range(len(rows)) if answers else ()
-        with answers_only(self.head, new, where, [new - 1 for _ in where]):
+        last = [new - 1 for _ in where]
+        with few_rows(self.head), answers_only(self.head, new, where, last):
             given = torch.tensor(rows, device=self.device)
             logits = self.model(input_ids=given, use_cache=True, **inputs).logits[0]
         table.end, table.lengths = width, list(lengths)

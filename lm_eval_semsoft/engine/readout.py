@@ -245,7 +245,7 @@ def nuclei(logprobs: torch.Tensor, top_logprobs: torch.Tensor) -> tuple[torch.Te
     sizes, entropies = _nuclei_of_sorted(top_logprobs)
     flat = (top_logprobs.exp().sum(-1) < _ENOUGH).nonzero().flatten()
     for row in flat.tolist():
-        heavy = _heaviest(logprobs[row]).sort(descending=True).values
+        heavy = _sorted(_heaviest(logprobs[row]))
         sizes[row], entropies[row] = (x[0] for x in _nuclei_of_sorted(heavy[None]))
     return sizes, entropies
 
@@ -257,6 +257,13 @@ def _heaviest(logprobs: torch.Tensor) -> torch.Tensor:
         if heavy.exp().sum() > _ENOUGH:
             return heavy
     return logprobs
+
+
+def _sorted(values: torch.Tensor) -> torch.Tensor:
+    """In descending order; numpy sorts floats several times faster than torch on a CPU."""
+    if values.device.type != "cpu":
+        return values.sort(descending=True).values
+    return torch.from_numpy(-np.sort(-values.numpy()))
 
 
 def _nuclei_of_sorted(logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
