@@ -32,7 +32,7 @@ from lm_eval_semsoft.cli.rescore import (
     write_json,
     write_text,
 )
-from lm_eval_semsoft.cli.shared import fail, make_console, one_sentence
+from lm_eval_semsoft.cli.shared import fail, keep_memory, make_console, one_sentence
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -120,6 +120,7 @@ def compare(
     output: Output = None,
 ) -> None:
     """Compare scorings, corrections and models on the same documents."""
+    keep_memory()
     check_output(output)
     if as_json and markdown:
         fail("--json and --markdown exclude each other: give one of them.")

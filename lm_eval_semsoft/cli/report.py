@@ -19,7 +19,7 @@ from lm_eval_semsoft.cli.rescore import (
     TopK,
     scoring_of,
 )
-from lm_eval_semsoft.cli.shared import fail, make_console, one_sentence, print_json
+from lm_eval_semsoft.cli.shared import fail, keep_memory, make_console, one_sentence, print_json
 
 if TYPE_CHECKING:
     from lm_eval_semsoft.reports.readings import Readings
@@ -97,6 +97,7 @@ def report(
     options = {"output": output, "png": png, "tune": tune, "task": task, "samples": samples,
                "documents": documents, **given, "preset": preset, "kernel": kernel}  # fmt: skip
 
+    keep_memory()
     from lm_eval_semsoft.reports import report as pages
     from lm_eval_semsoft.reports.rescore import check_stored, run_kernel
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lm_eval_semsoft.cli.shared import fail, make_console, one_sentence, plain, print_json
+from lm_eval_semsoft.cli.shared import (
+    fail,
+    keep_memory,
+    make_console,
+    one_sentence,
+    plain,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,6 +103,7 @@ def tune(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Find the kernel that serves development documents best."""
+    keep_memory()
     from lm_eval_semsoft.reports import tune as grids
 
     goal = grids.parse_objective(objective)

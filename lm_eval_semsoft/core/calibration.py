@@ -555,6 +555,8 @@ def _swept(ranked: _RankedMany, norm: float) -> Floats:
         ends = _decreases(more) & (b < ranked.before[0, -1, going])
         values[going[ends]] = _error(totals[:, :, ends], norm)
         going, totals = going[~ends], more[:, :, ~ends]
+        if not len(going):
+            break
     return values
 
 

@@ -68,9 +68,9 @@ def usable_dev(readings: Readings, dev: Readings) -> tuple[Readings, int]:
             f"The documents in {there} do not have the labels of those in {here}: a temperature "
             "must be fitted on the same label set."
         )
-    ids, texts = identities(readings), texts_of(readings)
-    evaluated = set(ids)
-    both = [key for key, text in identities(dev) if (key, text) in evaluated]
+    texts, dev_texts = texts_of(readings), texts_of(dev)
+    evaluated = set(zip(readings.keys, texts, strict=True))
+    both = [k for k, text in zip(dev.keys, dev_texts, strict=True) if (k, text) in evaluated]
     if both:
         raise ValueError(
             f"{len(both)} of the {dev.n} development documents in {there} are evaluated in {here} "
@@ -80,7 +80,7 @@ def usable_dev(readings: Readings, dev: Readings) -> tuple[Readings, int]:
     known = {*texts, *readings.prompts}
     fresh = [
         i
-        for i, (text, prompt) in enumerate(zip(texts_of(dev), _prompts(dev), strict=True))
+        for i, (text, prompt) in enumerate(zip(dev_texts, _prompts(dev), strict=True))
         if text not in known and prompt not in known
     ]
     if not fresh:

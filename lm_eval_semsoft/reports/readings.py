@@ -20,10 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 from lm_eval_semsoft.core.semantic_softmax import (
+    Kernel,
     LabelSet,
     Moments,
     Scoring,
     Space,
+    build_kernel,
     fit_space,
     label_cosines,
 )
@@ -40,7 +42,7 @@ from lm_eval_semsoft.engine.records import StoredDocument, hidden_column, holds_
 
 logger = logging.getLogger(__name__)
 
-_COSINES_KEPT = 8  # matrices [V, L] in memory at once
+_COSINES_KEPT, _KERNELS_KEPT = 8, 2  # matrices [V, L] in memory at once
 
 
 class _Kernels:
@@ -50,6 +52,7 @@ class _Kernels:
         self.cosines: dict[tuple[LabelSet, str, str], NDArray[np.float32]] = {}
         self.spaces: dict[str, Space] = {}
         self.moments: Moments | None = None
+        self.built: dict[tuple[LabelSet, Scoring], Kernel] = {}
 
 
 # Directories of one model (evaluated and development documents, say) share them.
@@ -105,8 +108,9 @@ class Source:
         return self._texts
 
     def forget(self) -> None:
-        """Give the memory of cosines and spaces back."""
+        """Give the memory of cosines, kernels and spaces back."""
         self._kernels.cosines.clear()
+        self._kernels.built.clear()
         self._kernels.spaces.clear()
         self._kernels.moments = None
 
@@ -121,6 +125,16 @@ class Source:
             while len(kept) >= _COSINES_KEPT:
                 kept.pop(next(iter(kept)))
             kept[key] = label_cosines(matrix, spaces[space], labels, anchors)
+        return kept[key]
+
+    def kernel(self, labels: LabelSet, scoring: Scoring) -> Kernel:
+        """The voting weights, as `core.semantic_softmax.build_kernel`; the latest are kept."""
+        cosines = self.cosines(labels, scoring.space, scoring.anchors)
+        key, kept = (labels, scoring), self._kernels.built
+        if key not in kept:
+            while len(kept) >= _KERNELS_KEPT:
+                kept.pop(next(iter(kept)))
+            kept[key] = build_kernel(cosines, labels, scoring)
         return kept[key]
 
 

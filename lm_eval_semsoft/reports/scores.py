@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from lm_eval_semsoft.core.semantic_softmax import (
     Kernel,
     Scoring,
-    build_kernel,
     neighbour_votes,
     semantic_log_scores,
 )
@@ -36,8 +35,7 @@ def kernel_of(readings: Readings, scoring: Scoring) -> Kernel:
     """
     if readings.label_set is None:
         raise ValueError(f"The documents of task {readings.task} do not share one label set.")
-    cosines = readings.source.cosines(readings.label_set, scoring.space, scoring.anchors)
-    return build_kernel(cosines, readings.label_set, scoring)
+    return readings.source.kernel(readings.label_set, scoring)
 
 
 def log_scores(readings: Readings, scoring: Scoring, kernel: str = "auto") -> Floats:
