@@ -20,7 +20,7 @@ from .loading import INSTALL, PACKAGED, batches, load, packaged_encoder, stacked
 
 Floats = NDArray[np.float32]
 
-THRESHOLD = 0.35  # of the packaged encoder, chosen in docs/judges.md
+THRESHOLD = 0.55  # of the packaged encoder, chosen in docs/judges.md
 _MOST_TOKENS = 256  # of a text: what MiniLM was trained on
 _MOST_CHARACTERS = 2000  # surely more than those tokens
 _MOST_QUESTION = 400  # characters: of a longer question, its end
@@ -43,7 +43,7 @@ class Encoder(Judge):
     def __init__(
         self, model: str = PACKAGED, threshold: float = THRESHOLD, device: str | None = None
     ) -> None:
-        super().__init__(f"encoder:{model}" + (f"@{threshold:g}" if threshold != THRESHOLD else ""))
+        super().__init__(f"encoder:{model}@{threshold:g}")
         self.threshold = threshold
         path = model
         if model == PACKAGED:

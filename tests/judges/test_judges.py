@@ -12,6 +12,7 @@ from lm_eval_semsoft.core.semantic_entropy import SAME as SAME_IN_CORE
 from lm_eval_semsoft.core.semantic_entropy import cluster, semantic_entropy
 from lm_eval_semsoft.judges import DEFAULT, SAME, Judge, JudgeError, Pair, resolve
 from lm_eval_semsoft.judges.base import at_half
+from lm_eval_semsoft.judges.encoder import THRESHOLD
 from lm_eval_semsoft.judges.loading import packaged_encoder
 from lm_eval_semsoft.judges.text import squad
 
@@ -227,7 +228,7 @@ def test_f1_counts_words_and_unspaced_characters():
         ("f1:0.75", "f1:0.75"),
         ("rules", "rules"),
         ("rules+f1:0.8", "rules+f1:0.8"),
-        pytest.param("encoder", "encoder:minilm", marks=needs_encoder),
+        pytest.param("encoder", f"encoder:minilm@{THRESHOLD}", marks=needs_encoder),
         pytest.param("rules+encoder:minilm@0.4", "rules+encoder:minilm@0.4", marks=needs_encoder),
     ],
 )
