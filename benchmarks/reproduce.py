@@ -112,7 +112,8 @@ def published_cells(study: Mapping[str, pd.DataFrame]) -> Iterator[str]:
 
     yield "## The published figures, from the study's own columns"
     yield ""
-    yield "ECE-sweep (L2, `ties=split` as published) on Coane, multiple choice; confidence is a probability or 1 − entropy."
+    yield "ECE-sweep (L2, `ties=split` as published) on Coane, multiple choice; confidence is a"
+    yield "probability or 1 − entropy."
     yield ""
     yield "| measure | " + " | ".join(f"{n}, published | ours" for n in STUDY) + " |"
     yield "|---" * (1 + 2 * len(STUDY)) + "|"

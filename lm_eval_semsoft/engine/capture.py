@@ -33,7 +33,7 @@ class Capture:
 
     def __init__(self, model: Any) -> None:
         self._blocks = decoder_blocks(model)
-        self.shape: HiddenShape = (len(self._blocks), int(_text_config(model).hidden_size))
+        self.shape: HiddenShape = (len(self._blocks), int(text_config(model.config).hidden_size))
         self._clipped = False
 
     @contextmanager
@@ -79,7 +79,7 @@ def decoder_blocks(model: Any) -> list[nn.Module]:
     Raises:
         ValueError: no list of as many modules as the model has hidden layers.
     """
-    n = int(_text_config(model).num_hidden_layers)
+    n = int(text_config(model.config).num_hidden_layers)
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     for root in (decoder, model):
         if not isinstance(root, nn.Module):
@@ -92,6 +92,6 @@ def decoder_blocks(model: Any) -> list[nn.Module]:
     )
 
 
-def _text_config(model: Any) -> Any:
-    config = model.config
+def text_config(config: Any) -> Any:
+    """The configuration of the language model inside, where there is more than one."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config

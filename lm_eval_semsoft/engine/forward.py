@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from .capture import Capture
+from .capture import Capture, text_config
 from .embeddings import output_head
 from .plan import GROUP_OVERHEAD, Group, Limits, Prompt, Tokens, Trie, batches, group_by_prefix
 from .readout import DEFAULT_TOP_K, NotFinite, Readout, Reads, read_batch
@@ -235,8 +235,14 @@ def few_rows(head: Any) -> Iterator[None]:
     few columns.
     """
     weight = getattr(head, "weight", None)
-    able = type(head) is nn.Linear and "forward" not in vars(head) and type(weight) is nn.Parameter
-    if not able or weight.device.type != "cpu" or weight.dtype != torch.float32:
+    able = (
+        type(head) is nn.Linear
+        and "forward" not in vars(head)
+        and type(weight) is nn.Parameter
+        and weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+    )
+    if not able:
         yield
         return
     vars(head)["forward"] = partial(_tall_linear, head)
@@ -656,10 +662,6 @@ def _probe_prompts(vocabulary: int) -> list[Prompt]:
     ids = torch.randint(vocabulary, (16,), generator=torch.Generator().manual_seed(0)).tolist()
     labels = ((ids[0], ids[1], ids[2]), (ids[0], ids[3]), (ids[4], ids[5]))
     return [Prompt((*ids[6:10], *ids[10:13]), labels), Prompt((*ids[6:10], *ids[13:16]), labels)]
-
-
-def text_config(config: Any) -> Any:
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def rope_depends_on_length(config: Any) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .capture import text_config
 from .embeddings import output_head
 from .forward import (
     NaNLogits,
@@ -25,7 +26,6 @@ from .forward import (
     answers_only,
     few_rows,
     rope_depends_on_length,
-    text_config,
     why_different,
 )
 from .plain_generate import write_plainly

@@ -6,7 +6,6 @@ a model twice.
 
 from __future__ import annotations
 
-import base64
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -17,7 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-NUCLEUS_LEVELS = (0.5, 0.75, 0.9, 0.95)
+from lm_eval_semsoft.core.uncertainty import NUCLEUS_LEVELS
+
+from .packing import pack_array, unpack_array
+
 DEFAULT_TOP_K = 1000
 
 _ENOUGH = NUCLEUS_LEVELS[-1] + 1e-3  # mass that surely reaches the largest nucleus
@@ -62,29 +64,15 @@ class Readout:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary; `from_json` gives back equal arrays."""
-        return {f.name: _pack(getattr(self, f.name)) for f in fields(self)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {k: pack_array(v) if isinstance(v, np.ndarray) else v for k, v in values.items()}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Readout:
-        return cls(**{name: _unpack(value) for name, value in record.items()})
-
-
-_Packed = float | list[Any] | None
-
-
-def _pack(value: float | NDArray[Any] | None) -> _Packed:
-    if isinstance(value, np.ndarray):
-        data = base64.b64encode(value.tobytes()).decode("ascii")
-        return [value.dtype.str, data, *value.shape]
-    return value
-
-
-def _unpack(value: _Packed) -> Any:
-    if isinstance(value, list):
-        kind, data, *shape = value
-        flat = np.frombuffer(base64.b64decode(data), dtype=np.dtype(kind))
-        return flat.reshape(shape) if shape else flat  # older caches have no shape
-    return value
+        own: dict[str, Any] = {
+            k: unpack_array(v) if isinstance(v, list) else v for k, v in record.items()
+        }
+        return cls(**own)
 
 
 @dataclass(frozen=True)

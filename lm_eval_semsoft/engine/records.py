@@ -11,10 +11,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from lm_eval_semsoft.core.uncertainty import NUCLEUS_LEVELS, TOP_KS
+
 from .parts import encodable, fixed_column, ragged_column
 from .plan import Prompt, Tokens
-from .readout import NUCLEUS_LEVELS, Readout
-from .trace import TOP_KS, Trace
+from .readout import Readout
+from .trace import Trace
 
 _KEY = pa.binary(16)
 _FIXED = ("topk_ids", "topk_logprobs", "nucleus_sizes", "nucleus_entropies")  # fields of `Readout`

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .readout import NUCLEUS_LEVELS, NotFinite, entropy_of, nuclei, slices_of, top_k_of
-from .trace import TOP_KS, Decode, Trace, settled
+from lm_eval_semsoft.core.uncertainty import NUCLEUS_LEVELS, TOP_KS
+
+from .readout import NotFinite, entropy_of, nuclei, slices_of, top_k_of
+from .trace import Decode, Trace, settled
 
 Measures = NDArray[np.float32]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-TOP_KS = (5, 10, 25, 50, 100)
+from .packing import pack_array, unpack_array
 
 _BLOCK = 8  # tokens
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an unfinished character is decoded to
@@ -70,22 +69,13 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary; `from_json` gives back equal arrays."""
-        arrays = {f.name: _pack(getattr(self, f.name)) for f in fields(self)[:-1]}
+        arrays = {f.name: pack_array(getattr(self, f.name)) for f in fields(self)[:-1]}
         return {**arrays, "vocabulary": self.vocabulary}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Trace:
-        arrays = {f.name: _unpack(record[f.name]) for f in fields(cls)[:-1]}
+        arrays = {f.name: unpack_array(record[f.name]) for f in fields(cls)[:-1]}
         return cls(**arrays, vocabulary=record["vocabulary"])
-
-
-def _pack(array: NDArray[Any]) -> list[Any]:
-    return [array.dtype.str, array.shape, base64.b64encode(array.tobytes()).decode("ascii")]
-
-
-def _unpack(record: list[Any]) -> NDArray[Any]:
-    dtype, shape, data = record
-    return np.frombuffer(base64.b64decode(data), dtype=np.dtype(dtype)).reshape(shape)
 
 
 def settled(tokens: Sequence[int], decode: Decode) -> NDArray[np.int32]:

@@ -12,11 +12,11 @@ import torch
 from scipy.special import log_softmax
 from scipy.stats import entropy as scipy_entropy
 
+from lm_eval_semsoft.core.uncertainty import NUCLEUS_LEVELS, TOP_KS
 from lm_eval_semsoft.engine.forward import NaNLogits
 from lm_eval_semsoft.engine.generate import Generator
-from lm_eval_semsoft.engine.readout import NUCLEUS_LEVELS
 from lm_eval_semsoft.engine.stop import Stop
-from lm_eval_semsoft.engine.trace import TOP_KS, Trace, settled
+from lm_eval_semsoft.engine.trace import Trace, settled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
