@@ -113,37 +113,43 @@ def read_documents(folder: Path) -> list[StoredDocument]:
     return [found[key] for key in sorted(found)]
 
 
-def read_readouts(path: Path, top_k: int, hidden: bool = False) -> pa.Table:
-    """One part, as a table, with captured activations if they are asked for and there.
+def read_readouts(folder: Path, top_k: int, hidden: bool = False) -> Iterator[pa.Table]:
+    """The parts of readouts, with captured activations if they are asked for and there.
 
     Raises:
-        as `parts.read_part`.
+        FileNotFoundError, ForeignReadouts: no readouts, or not ours; a part that cannot be used is
+            only named in a warning.
     """
-    return read_part(path, readout_schema(top_k), HIDDEN if hidden else None)
+    yield from _tables(folder, READOUTS, readout_schema(top_k), HIDDEN if hidden else None)
 
 
 def read_answers(folder: Path) -> dict[bytes, Answer]:
     """All generated answers of a directory, by `records.answer_key`.
 
     Raises:
-        FileNotFoundError: there are no readouts.
-        ForeignReadouts: not ours; a part that cannot be used is only named in a warning.
+        as `read_readouts`.
     """
+    tables = _tables(folder, ANSWERS, ANSWER_SCHEMA)
+    return {key: answer for table in tables for key, answer in answers_in(table)}
+
+
+def _tables(
+    folder: Path, kind: str, schema: pa.Schema, extra: str | None = None
+) -> Iterator[pa.Table]:
+    """The parts of a kind that can be used; the others are named."""
     fingerprint = Manifest.read(folder).fingerprint
-    found: dict[bytes, Answer] = {}
-    for path in parts(folder, ANSWERS):
+    for path in parts(folder, kind):
         try:
-            table = read_part(path, ANSWER_SCHEMA)
+            table = read_part(path, schema, extra)
         except FileNotFoundError:  # a run has set it aside just now
             continue
         except (OSError, ForeignReadouts) as problem:
             logger.warning("%s: left out; run the evaluation again on this directory.", problem)
             continue
         if fingerprint_of(table) == fingerprint:
-            found.update(answers_in(table))
+            yield table
         else:
             logger.warning("%s is from another model: left out.", path)
-    return found
 
 
 def read_embeddings(folder: Path) -> torch.Tensor:

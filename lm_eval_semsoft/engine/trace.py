@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lm_eval_semsoft.core.uncertainty import answer_measures, measures_of_tokens
+
 from .packing import pack_array, unpack_array
 
 _BLOCK = 8  # tokens
@@ -76,6 +78,19 @@ class Trace:
     def from_json(cls, record: dict[str, Any]) -> Trace:
         arrays = {f.name: unpack_array(record[f.name]) for f in fields(cls)[:-1]}
         return cls(**arrays, vocabulary=record["vocabulary"])
+
+
+def answer_doubt(trace: Trace, text: str) -> dict[str, float]:
+    """Measures of doubt of a generated text (`core.uncertainty.answer_measures`)."""
+    tokens = measures_of_tokens(
+        trace.top_logprobs,
+        trace.entropy,
+        trace.topk_entropies,
+        trace.nucleus_sizes,
+        trace.nucleus_entropies,
+        trace.vocabulary,
+    )
+    return answer_measures(trace.logprobs, tokens, text, trace.ends)
 
 
 def settled(tokens: Sequence[int], decode: Decode) -> NDArray[np.int32]:

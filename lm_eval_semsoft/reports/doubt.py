@@ -10,9 +10,9 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from lm_eval_semsoft.core import uncertainty
+from lm_eval_semsoft.engine.trace import answer_doubt
 
 if TYPE_CHECKING:
-    from lm_eval_semsoft.engine.trace import Trace
     from lm_eval_semsoft.reports.generations import Generations
     from lm_eval_semsoft.reports.readings import Readings
 
@@ -57,21 +57,8 @@ def of_generations(generations: Generations) -> dict[str, Floats]:
         name -> float64 [n]; NaN where an answer, or the part of it in brackets, has no tokens.
     """
     answers = zip(generations.traces, generations.texts, strict=True)
-    rows = [of_answer(trace, text) for trace, text in answers]
+    rows = [answer_doubt(trace, text) for trace, text in answers]
     return {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
-
-
-def of_answer(trace: Trace, text: str) -> dict[str, float]:
-    """Measures of one generated answer."""
-    tokens = uncertainty.measures_of_tokens(
-        trace.top_logprobs,
-        trace.entropy,
-        trace.topk_entropies,
-        trace.nucleus_sizes,
-        trace.nucleus_entropies,
-        trace.vocabulary,
-    )
-    return uncertainty.answer_measures(trace.logprobs, tokens, text, trace.ends)
 
 
 def option_letters(choices: Sequence[Sequence[str]]) -> tuple[str, ...]:

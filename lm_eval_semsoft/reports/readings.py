@@ -33,9 +33,7 @@ from lm_eval_semsoft.engine import store
 from lm_eval_semsoft.engine.manifest import MANIFEST, Manifest
 from lm_eval_semsoft.engine.parts import (
     ForeignReadouts,
-    fingerprint_of,
     fixed_column,
-    parts,
     ragged_column,
 )
 from lm_eval_semsoft.engine.records import StoredDocument, hidden_column, holds_hidden, text_key
@@ -306,7 +304,7 @@ def load_hidden(readings: Readings) -> NDArray[np.float16]:
     where = {key: i for i, key in enumerate(readings.first)}
     found = np.zeros(readings.n, dtype=np.bool_)
     out = np.zeros((readings.n, *layers) if layers else (readings.n, 0, 0), dtype=np.float16)
-    for table in _good_tables(source, hidden=True) if layers else ():
+    for table in _tables(source, hidden=True) if layers else ():
         if not holds_hidden(table, tuple(layers)):
             continue
         own = hidden_column(table, tuple(layers))
@@ -344,20 +342,8 @@ def _sample(path: Path, number: int, line: str) -> tuple[int, int]:
         ) from error
 
 
-def _good_tables(source: Source, hidden: bool = False) -> Iterator[Any]:
-    """The parts of a directory's readouts that can be used; the others are named."""
-    for path in parts(source.folder, store.READOUTS):
-        try:
-            table = store.read_readouts(path, source.manifest["about"]["top_k"], hidden)
-        except FileNotFoundError:  # a run has set it aside just now
-            continue
-        except (OSError, ForeignReadouts) as problem:
-            logger.warning("%s: left out; run the evaluation again on this directory.", problem)
-            continue
-        if fingerprint_of(table) != source.manifest["fingerprint"]:
-            logger.warning("%s is from another model: left out.", path)
-            continue
-        yield table
+def _tables(source: Source, hidden: bool = False) -> Iterator[Any]:
+    return store.read_readouts(source.folder, source.manifest["about"]["top_k"], hidden)
 
 
 class _Rows:
@@ -366,7 +352,7 @@ class _Rows:
     def __init__(self, source: Source) -> None:
         self.columns: list[dict[str, Any]] = []
         self.place: dict[bytes, tuple[int, int]] = {}
-        for table in _good_tables(source):
+        for table in _tables(source):
             self._add(table)
 
     def _add(self, table: Any) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_semsoft.core.uncertainty import answer_measures, measures_of_tokens
+from lm_eval_semsoft.engine.trace import answer_doubt
 from lm_eval_semsoft.tasks import metrics
 from lm_eval_semsoft.tasks.metrics import DocRecord, DocValue, Payload
 from lm_eval_semsoft.tasks.prompts import InstructedTask
@@ -148,15 +148,7 @@ def doubts(text: Any) -> dict[str, float]:
     trace = getattr(text, "trace", None)
     if trace is None:
         return dict.fromkeys(MEASURES, math.nan)
-    tokens = measures_of_tokens(
-        trace.top_logprobs,
-        trace.entropy,
-        trace.topk_entropies,
-        trace.nucleus_sizes,
-        trace.nucleus_entropies,
-        trace.vocabulary,
-    )
-    found = answer_measures(trace.logprobs, tokens, str(text), trace.ends)
+    found = answer_doubt(trace, str(text))
     return {name: found[name] for name in MEASURES}
 
 

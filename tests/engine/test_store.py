@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from lm_eval_semsoft.engine import store as store_module
 from lm_eval_semsoft.engine.forward import NaNLogits
 from lm_eval_semsoft.engine.manifest import Manifest, folder_of
-from lm_eval_semsoft.engine.parts import ForeignReadouts, parquet_bytes, parts
+from lm_eval_semsoft.engine.parts import ForeignReadouts, parquet_bytes, parts, read_part
 from lm_eval_semsoft.engine.plan import Prompt
 from lm_eval_semsoft.engine.readout import Readout
 from lm_eval_semsoft.engine.recorder import Recorder
@@ -37,6 +37,7 @@ from lm_eval_semsoft.engine.records import (
     StoredDocument,
     answer_key,
     prompt_key,
+    readout_schema,
     table_of_readouts,
     text_key,
 )
@@ -344,9 +345,9 @@ def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
     for _ in range(400):
         part.write_bytes(flipped(data, rng))
         with pytest.raises(ForeignReadouts, match="truncated or corrupt"):
-            read_readouts(part, K)
+            read_part(part, readout_schema(K))
     part.write_bytes(data)
-    assert len(read_readouts(part, K)) == 5
+    assert len(read_part(part, readout_schema(K))) == 5
 
 
 def test_parts_of_the_first_version_are_read(tmp_path: Path) -> None:
@@ -1012,7 +1013,7 @@ def test_parts_with_activations_are_no_larger_than_memory_allows(
     for i in range(5):
         store.add(key(i), with_hidden(i))
     store.close()
-    assert [len(read_readouts(p, K)) for p in parts(tmp_path, READOUTS)] == [2, 2, 1]
+    assert [len(table) for table in read_readouts(tmp_path, K)] == [2, 2, 1]
 
 
 # --------------------------------------------------------------------------------------------
