@@ -35,7 +35,11 @@ EXAMPLES = (
     ("In which year did the First World War end?", "It ended in {1918}."),
 )
 #: name -> what ends an answer
-ENDINGS: dict[str, list[str]] = {"one line": ["\n"], "150 tokens": []}
+ENDINGS: dict[str, list[str]] = {
+    "coane_oe": ["\n\n", "\nQuestion:"],  # as in its YAML
+    "one line": ["\n"],
+    "no stop string": [],
+}
 
 
 def prompts(questions: Path, n: int, lm: HFLM, chat: bool) -> list[str]:
@@ -93,7 +97,7 @@ def main(
     batch_size: int = 8,
     most: int = 150,
     repeats: int = 3,
-    endings: str = "one line,150 tokens",
+    endings: str = "coane_oe,no stop string",
     wall: bool = False,
 ) -> None:
     """Print documents/s of the three sides, their ratios, and whether the texts are the same."""
