@@ -54,9 +54,7 @@ related to anything.
 
 @one_sentence
 def align(
-    directories: Annotated[
-        list[Path], typer.Argument(metavar="DIR…", help="Readouts directories.")
-    ],
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR", help="Readouts directories.")],
     task: Annotated[
         str | None, typer.Option(help="Only this task; else all that know about people.")
     ] = None,
@@ -102,7 +100,7 @@ def align(
 ) -> None:
     """Relate doubt to people's entropy, times and accuracy."""
     check_output(output)
-    check_output(png)
+    check_output(png, "--png")
     if png is not None and find_spec("matplotlib") is None:
         fail("--png needs matplotlib: install it with `pip install matplotlib`.")
     if as_json and markdown:
@@ -226,7 +224,7 @@ def page(found: Alignments) -> Iterator[Any]:
         yield Fitting([_differences(difference, mark) for mark in (" ", "\n", None)])
         yield from wilcoxon_lines(difference)
         yield ""
-    for line in legend(found):
+    for line in legend(found) if found.tables else ():
         yield Text(line, style="dim")
     for note in found.notes:
         yield f"! {note}"

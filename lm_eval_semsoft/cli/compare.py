@@ -69,7 +69,7 @@ documents are others of the same task: temperatures are fitted on them, and on n
 @one_sentence
 def compare(
     directories: Annotated[
-        list[Path], typer.Argument(metavar="DIR…", help="Readouts directories to evaluate.")
+        list[Path], typer.Argument(metavar="DIR", help="Readouts directories to evaluate.")
     ],
     dev: Annotated[
         list[Path] | None,

@@ -47,7 +47,7 @@ The readouts come from `lm_eval --model semsoft-hf --tasks human_alignment --mod
 def probe(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR…", help="Readouts directories with captured activations."),
+        typer.Argument(metavar="DIR", help="Readouts directories with captured activations."),
     ],
     target: Annotated[
         str,
@@ -82,7 +82,7 @@ def probe(
 ) -> None:
     """Probe every layer's activations for people's entropy, response times or correctness."""
     check_output(output)
-    check_output(png)
+    check_output(png, "--png")
     if png is not None and find_spec("matplotlib") is None:
         fail("--png needs matplotlib: install it with `pip install matplotlib`.")
     if as_json and markdown:
@@ -118,7 +118,10 @@ def _with_progress(
     from lm_eval_semsoft.reports import probe as reports
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
+    console = make_console(stderr=True)
+    # Where it cannot draw, it would leave an empty line.
+    shown = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
         bars: dict[str, Any] = {}
 
         def step(what: str, layers: int) -> None:
@@ -206,9 +209,12 @@ def page(found: Probes) -> Iterator[Any]:
 
     for table in found.tables:
         yield Text(title(table), style="bold")
-        yield _summary(table)
-        yield ""
-        yield _layers(table)
+        if table.probe.layer is None:  # a note below says why
+            yield "no probe"
+        else:
+            yield _summary(table)
+            yield ""
+            yield _layers(table)
         yield ""
     for line in legend(found):
         yield Text(line, style="dim")

@@ -45,9 +45,7 @@ change what Semantic Softmax is on the page; without them it is that of the run.
 
 @one_sentence
 def report(
-    directories: Annotated[
-        list[Path], typer.Argument(metavar="DIR…", help="Readouts directories.")
-    ],
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR", help="Readouts directories.")],
     output: Annotated[
         Path,
         typer.Option(

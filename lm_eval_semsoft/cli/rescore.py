@@ -127,14 +127,14 @@ def scoring_of(readings: Readings, preset: str | None, **given: Any) -> Scoring:
 # ------------------------------------------------------------------ where it goes
 
 
-def check_output(output: Path | None) -> None:
-    """Fail before any work is done."""
+def check_output(output: Path | None, option: str = "-o") -> None:
+    """Fail before any work is done; `option` is how the user named the file."""
     if output is None:
         return
     if output.is_dir():
-        fail(f"-o {output} is a directory: name a file.")
+        fail(f"{option} {output} is a directory: name a file.")
     if not output.parent.is_dir():
-        fail(f"-o {output}: there is no directory {output.parent}.")
+        fail(f"{option} {output}: there is no directory {output.parent}.")
 
 
 def is_json(output: Path | None) -> bool:

@@ -165,6 +165,9 @@ def _row(path: Path, number: int, place: int, row: Row) -> Row:
     if not isinstance(shares, Sequence) or len(shares) != len(options) or not _are_shares(shares):
         raise broken_row(path, number, "Answer_Ratios to hold a share per answer", shares)
     numbers = {name: _number(path, number, name, row[name]) for name in NUMBERS}
+    for name in SHARES:
+        if numbers[name] > 1:
+            raise broken_row(path, number, f"{name} to be a share from 0 to 1", row[name])
     if not _are_shares([numbers[name] for name in FR_SHARES]):
         raise broken_row(path, number, "free-response shares from 0 to 1", numbers)
     return {
@@ -193,7 +196,8 @@ def _are_shares(values: Sequence[Any]) -> bool:
 def _number(path: Path, number: int, name: str, value: Any) -> float:
     if value is None:
         return math.nan
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or value < 0:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or value < 0 or math.isinf(value):
         raise broken_row(path, number, f"{name} to be a number from 0, or null", value)
     return float(value)
 

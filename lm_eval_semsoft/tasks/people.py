@@ -51,7 +51,7 @@ class TimeRule:
     """What becomes of response times.
 
     Attributes:
-        log: take the natural logarithm.
+        log: take the natural logarithm; a time of 0 has none and becomes NaN.
         low, high: times (ms) outside become NaN; the bounds are inside.
     """
 
@@ -63,7 +63,7 @@ class TimeRule:
         """The time to use, and whether this rule took one away."""
         if math.isnan(ms):
             return ms, False
-        if not self.low <= ms <= self.high:
+        if not self.low <= ms <= self.high or (self.log and ms == 0):
             return NAN, True
         return (math.log(ms) if self.log else ms), False
 
@@ -187,7 +187,7 @@ def finish(
     told = ", ".join(f"{n} {why}" for why, n in reasons.items() if n) or "none"
     logger.info("%s: %d documents; left out: %s", task, len(kept), told)
     if trimmed:
-        logger.info("%s: trim_times took %d response times away", task, trimmed)
+        logger.info("%s: trim_times and log_times took %d response times away", task, trimmed)
     if not kept:
         raise ValueError(f"{task}: no document of {loaded.path} is left; left out: {told}.")
     constant = {

@@ -17,6 +17,8 @@ from scipy import special, stats
 from typer.testing import CliRunner
 
 from lm_eval_semsoft.cli import app
+from lm_eval_semsoft.cli.align import page
+from lm_eval_semsoft.cli.rescore import as_text
 from lm_eval_semsoft.core import alignment, calibration
 from lm_eval_semsoft.engine.readout import Readout
 from lm_eval_semsoft.engine.records import Answer
@@ -147,7 +149,9 @@ def test_tasks_without_people_are_named_and_left_out() -> None:
     found = align([own, bare], resamples=2)
     assert len(found.tables) == 1
     assert found.notes == ("a: the documents of mmlu say nothing about people: left out.",)
-    assert align([bare]).empty
+    nothing = align([bare])
+    assert nothing.empty
+    assert as_text(page(nothing)) == f"! {found.notes[0]}\n"  # and no legend
 
 
 # ------------------------------------------------------------------ times
@@ -435,7 +439,7 @@ def test_nothing_found_is_exit_code_1(tmp_path: Path) -> None:
         (["--target", "human_entropie"], "in the field 'human_entropie'. Did you mean"),
         (["--json", "--markdown"], "exclude each other"),
         (["--task", "x"], "'x' is not among them"),
-        (["--png", "/nowhere/at/all.png"], "there is no directory"),
+        (["--png", "/nowhere/at/all.png"], "--png /nowhere/at/all.png: there is no directory"),
     ],
 )
 def test_misuse_is_one_sentence_and_exit_code_2(

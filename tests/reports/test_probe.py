@@ -227,6 +227,9 @@ def test_nothing_to_find_is_a_finding(tmp_path: Path) -> None:
     assert "! run, quiz: there are 8 documents with target and activations" in done.output
     assert not (tmp_path / "none.png").exists()
     assert "Warning" not in done.output
+    assert "least squares  shuffled" not in done.output  # no table of dashes
+    assert "no probe" in done.output
+    assert not done.stderr.startswith("\n")
 
 
 def test_a_layer_that_overflowed_is_named(tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ def test_times_can_be_trimmed_and_logged(local):
         ({"Answer_Ratios": [0.5, 0.5, 0.5, "x"]}, "a share per answer"),
         ({"MC_Human_RT_Correct": "fast"}, "MC_Human_RT_Correct to be a number"),
         ({"MC_Human_RT_Correct": -1}, "MC_Human_RT_Correct to be a number"),
+        ({"MC_Human_RT_Correct": math.inf}, "MC_Human_RT_Correct to be a number"),
+        ({"MC_Human_Prop_Correct": 1.7}, "MC_Human_Prop_Correct to be a share"),
         ({"FR_Human_Prop_DK": None}, "free-response shares"),
         ({"Question": ""}, "Question to be a text"),
     ],

@@ -74,6 +74,13 @@ def test_times_are_trimmed_and_logged():
     assert rule.apply(math.nan)[1] is False  # was unknown before
 
 
+def test_a_time_of_0_has_no_logarithm():
+    assert TimeRule().apply(0.0) == (0.0, False)
+    value, gone = TimeRule(log=True).apply(0.0)
+    assert math.isnan(value)
+    assert gone
+
+
 def test_finish_counts_what_is_left_out(caplog):
     rows = [
         people.document("a", "A?", options=["x", "y"], labels=[1], human_shares=[0.5, 0.5]),
