@@ -121,12 +121,13 @@ SLOWLY = """
 import runpy, sys, time
 from lm_eval_semsoft.engine import store
 from lm_eval_semsoft.engine.forward import Engine
+from lm_eval_semsoft.engine.records import prompt_key
 store._PART_ROWS = 4
 read = Engine._read_batch
 def slowly(self, prompts, *more):
     time.sleep(0.2)
     with open("reads.txt", "a") as log:
-        log.writelines(store.prompt_key(prompts[i]).hex() + chr(10) for i in more[-1])
+        log.writelines(prompt_key(prompts[i]).hex() + chr(10) for i in more[-1])
     return read(self, prompts, *more)
 Engine._read_batch = slowly
 sys.argv = sys.argv[1:]
