@@ -195,7 +195,7 @@ def probe_table(runs: Mapping[str, Path], published: pd.DataFrame) -> Iterator[s
         found = probe.probe_all([str(path) for path in runs.values()], target, "coane_mc")
         renamed = [replace(t, name=name) for t, name in zip(found.tables, runs, strict=True)]
         if target == "human_entropy":
-            from lm_eval_semsoft.reports.align_figure import save_png
+            from lm_eval_semsoft.reports.figures import save_png
 
             figure = probe_figure.curves(replace(found, tables=tuple(renamed)))
             save_png(figure, DOCS / "images" / "probe.png")
@@ -217,8 +217,9 @@ def probe_table(runs: Mapping[str, Path], published: pd.DataFrame) -> Iterator[s
 
 def page(runs: Mapping[str, Path], study_folder: Path) -> Iterator[str]:
     from lm_eval_semsoft.reports.align import align
-    from lm_eval_semsoft.reports.align_figure import heat_map, save_png
+    from lm_eval_semsoft.reports.align_figure import heat_map
     from lm_eval_semsoft.reports.align_subjects import subjects_of
+    from lm_eval_semsoft.reports.figures import save_png
 
     study = {m: pd.read_parquet(study_folder / f"coane_{m}.parquet") for m in STUDY}
     yield from published_cells(study)

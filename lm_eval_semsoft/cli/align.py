@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lm_eval_semsoft.cli.compare import Fitting, number
-from lm_eval_semsoft.cli.rescore import (
+from lm_eval_semsoft.cli.output import (
     AsJson,
     Output,
+    check_form,
     check_output,
-    is_json,
-    save,
-    short,
-    write_json,
-    write_text,
+    check_picture,
+    draw,
+    write,
 )
+from lm_eval_semsoft.cli.rescore import short
 from lm_eval_semsoft.cli.shared import fail, make_console, one_sentence
 
 if TYPE_CHECKING:
@@ -100,11 +99,8 @@ def align(
 ) -> None:
     """Relate doubt to people's entropy, times and accuracy."""
     check_output(output)
-    check_output(png, "--png")
-    if png is not None and find_spec("matplotlib") is None:
-        fail("--png needs matplotlib: install it with `pip install matplotlib`.")
-    if as_json and markdown:
-        fail("--json and --markdown exclude each other: give one of them.")
+    check_picture(png)
+    check_form(as_json, markdown)
     with make_console(stderr=True).status("Reading …") as status:
         from lm_eval_semsoft.reports import align as reports
         from lm_eval_semsoft.reports import align_subjects
@@ -121,18 +117,13 @@ def align(
             subjects, _pairs(pair or [], subjects), target or (), rule, resamples, seed,
             progress=lambda what: status.update(f"Resampling {what} …"),
         )  # fmt: skip
-    if as_json or (is_json(output) and not markdown):
-        write_json(found.record(), output)
-    elif markdown or (output is not None and output.suffix.lower() == ".md"):
-        text = as_markdown(found)
-        if output is None:
-            typer.echo(text, nl=False)
-        else:
-            save(output, text)
-    else:
-        write_text(output, page(found))
+    write(output, as_json, found.record, lambda: page(found), markdown, lambda: as_markdown(found))
     if png is not None:
-        _draw(found, png)
+        if found.empty:
+            fail(f"There is nothing to draw: {png} was not written.")
+        from lm_eval_semsoft.reports.align_figure import heat_map
+
+        draw(heat_map(found), png)
     if found.empty:
         raise typer.Exit(1)
 
@@ -163,18 +154,6 @@ def _pairs(given: Sequence[str], subjects: Sequence[Subject]) -> list[tuple[str,
             fail(f"--pair {text!r}: expected two names of directories, such as base:instruct.")
         pairs.append((base, instruct))
     return pairs
-
-
-def _draw(found: Alignments, path: Path) -> None:
-    from lm_eval_semsoft.reports import align_figure
-
-    if found.empty:
-        fail(f"There is nothing to draw: {path} was not written.")
-    try:
-        align_figure.save_png(align_figure.heat_map(found), path)
-    except OSError as error:
-        fail(f"Cannot write to {path}: {error.strerror or error}.")
-    typer.echo(f"Written: {path}.", err=True)
 
 
 # ------------------------------------------------------------------ numbers

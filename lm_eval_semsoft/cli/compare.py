@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lm_eval_semsoft.cli.output import AsJson, Output, check_form, check_output, write
 from lm_eval_semsoft.cli.rescore import (
     Anchors,
-    AsJson,
     KernelName,
-    Output,
     Preset,
     RivalVotes,
     ScoringName,
@@ -22,15 +21,10 @@ from lm_eval_semsoft.cli.rescore import (
     Task,
     Tau,
     TopK,
-    check_output,
     describe,
-    is_json,
     read,
-    save,
     scoring_of,
     short,
-    write_json,
-    write_text,
 )
 from lm_eval_semsoft.cli.shared import fail, keep_memory, make_console, one_sentence
 
@@ -122,8 +116,7 @@ def compare(
     """Compare scorings, corrections and models on the same documents."""
     keep_memory()
     check_output(output)
-    if as_json and markdown:
-        fail("--json and --markdown exclude each other: give one of them.")
+    check_form(as_json, markdown)
     with make_console(stderr=True).status("Reading …"):
         from lm_eval_semsoft.reports import compare as reports
         from lm_eval_semsoft.reports.development import match_dev
@@ -147,16 +140,11 @@ def compare(
         ]  # fmt: skip
     row = reports.REFERENCE if against is None else against
     found = _with_progress(pairs, ALPHA if alpha is None else alpha, resamples, seed, row)
-    if as_json or (is_json(output) and not markdown):
-        write_json(found.record(), output)
-    elif markdown or (output is not None and output.suffix.lower() == ".md"):
-        text = as_markdown(found, distances=against is not None)
-        if output is None:
-            typer.echo(text, nl=False)
-        else:
-            save(output, text)
-    else:
-        write_text(output, page(found, distances=against is not None))
+    apart = against is not None
+    write(
+        output, as_json, found.record, lambda: page(found, apart),
+        markdown, lambda: as_markdown(found, apart),
+    )  # fmt: skip
 
 
 def _read_all(

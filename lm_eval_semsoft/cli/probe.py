@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lm_eval_semsoft.cli.rescore import (
+from lm_eval_semsoft.cli.output import (
     AsJson,
     Output,
+    check_form,
     check_output,
-    is_json,
-    save,
-    short,
-    write_json,
-    write_text,
+    check_picture,
+    draw,
+    write,
 )
-from lm_eval_semsoft.cli.shared import fail, make_console, one_sentence
+from lm_eval_semsoft.cli.rescore import short
+from lm_eval_semsoft.cli.shared import make_console, one_sentence
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
@@ -82,27 +81,17 @@ def probe(
 ) -> None:
     """Probe every layer's activations for people's entropy, response times or correctness."""
     check_output(output)
-    check_output(png, "--png")
-    if png is not None and find_spec("matplotlib") is None:
-        fail("--png needs matplotlib: install it with `pip install matplotlib`.")
-    if as_json and markdown:
-        fail("--json and --markdown exclude each other: give one of them.")
+    check_picture(png)
+    check_form(as_json, markdown)
     from lm_eval_semsoft.reports.probe import Settings
 
     settings = Settings(folds, seed, permutations, resamples, log_times=log_times)
     found = _with_progress(directories, target, task, settings)
-    if as_json or (is_json(output) and not markdown):
-        write_json(found.record(), output)
-    elif markdown or (output is not None and output.suffix.lower() == ".md"):
-        text = as_markdown(found)
-        if output is None:
-            typer.echo(text, nl=False)
-        else:
-            save(output, text)
-    else:
-        write_text(output, page(found))
+    write(output, as_json, found.record, lambda: page(found), markdown, lambda: as_markdown(found))
     if png is not None and not found.empty:
-        _draw(found, png)
+        from lm_eval_semsoft.reports.probe_figure import curves
+
+        draw(curves(found), png)
     if found.empty:
         raise typer.Exit(1)
 
@@ -132,16 +121,6 @@ def _with_progress(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UndefinedMetricWarning)  # the page says the same
             return reports.probe_all(directories, target, task, settings, progress=step)
-
-
-def _draw(found: Probes, path: Path) -> None:
-    from lm_eval_semsoft.reports import align_figure, probe_figure
-
-    try:
-        align_figure.save_png(probe_figure.curves(found), path)
-    except OSError as error:
-        fail(f"Cannot write to {path}: {error.strerror or error}.")
-    typer.echo(f"Written: {path}.", err=True)
 
 
 # ------------------------------------------------------------------ numbers

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lm_eval_semsoft.cli.shared import fail, make_console, one_sentence, plain, print_json
+from lm_eval_semsoft.cli.output import AsJson, Output, check_output, write
+from lm_eval_semsoft.cli.shared import make_console, one_sentence
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,8 +31,6 @@ The readouts come from `lm_eval --model semsoft-hf --model_args …,readouts=DIR
 are those of a fresh run.
 """
 
-FILE_WIDTH = 200  # characters of a line in a text file
-
 # Options that other commands take as well.
 Task = Annotated[str | None, typer.Option(help="Needed where a directory holds several tasks.")]
 ScoringName = Annotated[
@@ -51,16 +47,6 @@ Preset = Annotated[
 ]
 KernelName = Annotated[
     str | None, typer.Option("--kernel", help="`auto`, `cosine` or `identity`; else the run's own.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Write there instead of printing (.json means --json).",
-    ),
 ]
 
 
@@ -98,10 +84,7 @@ def rescore(
             rival_votes=rival_votes,
         )  # fmt: skip
         result = reports.rescore(readings, wanted, kernel)
-    if as_json or is_json(output):
-        write_json(result.record(), output)
-    else:
-        write_text(output, page(result))
+    write(output, as_json, result.record, lambda: page(result))
 
 
 # ------------------------------------------------------------------ what was asked
@@ -122,62 +105,6 @@ def scoring_of(readings: Readings, preset: str | None, **given: Any) -> Scoring:
         with suppress(ValueError):  # `Scoring` says what is allowed
             given["tau"] = float(tau)
     return rescore.scoring_of(readings, preset, **given)
-
-
-# ------------------------------------------------------------------ where it goes
-
-
-def check_output(output: Path | None, option: str = "-o") -> None:
-    """Fail before any work is done; `option` is how the user named the file."""
-    if output is None:
-        return
-    if output.is_dir():
-        fail(f"{option} {output} is a directory: name a file.")
-    if not output.parent.is_dir():
-        fail(f"{option} {output}: there is no directory {output.parent}.")
-
-
-def is_json(output: Path | None) -> bool:
-    return output is not None and output.suffix.lower() == ".json"
-
-
-def write_json(record: object, output: Path | None) -> None:
-    if output is None:
-        print_json(record)
-    else:
-        save(output, json.dumps(plain(record), indent=2, allow_nan=False) + "\n")
-
-
-def write_text(output: Path | None, parts: Iterable[Any]) -> None:
-    """Print tables and sentences, or write them as plain text."""
-    if output is None:
-        console = make_console()
-        for part in parts:
-            console.print(part)
-        return
-    save(output, as_text(parts))
-
-
-def as_text(parts: Iterable[Any]) -> str:
-    """Tables and sentences without colours, for a file."""
-    from rich.console import Console
-
-    console = Console(
-        file=io.StringIO(), width=FILE_WIDTH, color_system=None, markup=False, emoji=False,
-        highlight=False,
-    )  # fmt: skip
-    with console.capture() as captured:
-        for part in parts:
-            console.print(part)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
-
-
-def save(output: Path, text: str) -> None:
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        fail(f"Cannot write to {output}: {error.strerror or error}.")
-    typer.echo(f"Written: {output}.", err=True)
 
 
 # ------------------------------------------------------------------ the page

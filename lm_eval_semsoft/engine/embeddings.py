@@ -24,6 +24,11 @@ def output_head(model: nn.Module) -> Any:
     return head
 
 
+def vocabulary_of(head: Any) -> int:
+    """V of an output head; the weights of a quantised one have another shape."""
+    return int(getattr(head, "out_features", None) or head.weight.shape[0])
+
+
 def output_embeddings(model: nn.Module) -> torch.Tensor:
     """E of a loaded model: [V, d], as stored.
 

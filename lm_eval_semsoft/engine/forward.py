@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from .capture import Capture, text_config
-from .embeddings import output_head
+from .embeddings import output_head, vocabulary_of
 from .plan import GROUP_OVERHEAD, Group, Limits, Prompt, Tokens, Trie, batches, group_by_prefix
 from .readout import DEFAULT_TOP_K, NotFinite, Readout, Reads, read_batch
 
@@ -217,13 +217,16 @@ def answers_only(
             del vars(head)["forward"]
 
 
-def _takes_fp32(head: nn.Module) -> bool:
+def _takes_fp32(head: Any) -> bool:
+    return _is_bare(head) and head.weight.dtype in (torch.float16, torch.bfloat16)
+
+
+def _is_bare(head: Any) -> bool:
     """Only a bare nn.Linear: an offloaded, sharded or adapted head keeps its own forward."""
     return (
         type(head) is nn.Linear
         and "forward" not in vars(head)
         and type(head.weight) is nn.Parameter
-        and head.weight.dtype in (torch.float16, torch.bfloat16)
     )
 
 
@@ -234,15 +237,8 @@ def few_rows(head: Any) -> Iterator[None]:
     Its matrix product of few rows and a tall matrix takes up to twice as long as of the matrix and
     few columns.
     """
-    weight = getattr(head, "weight", None)
-    able = (
-        type(head) is nn.Linear
-        and "forward" not in vars(head)
-        and type(weight) is nn.Parameter
-        and weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-    )
-    if not able:
+    fp32 = _is_bare(head) and head.weight.dtype == torch.float32
+    if not fp32 or head.weight.device.type != "cpu":
         yield
         return
     vars(head)["forward"] = partial(_tall_linear, head)
@@ -523,7 +519,7 @@ class Engine:
             return "its attention cannot be exchanged"
         if rope_depends_on_length(self.model.config):
             return "its rotary embedding depends on the longest position of a call"
-        prompts = _probe_prompts(self.head.weight.shape[0])
+        prompts = _probe_prompts(vocabulary_of(self.head))
         try:
             with torch.inference_mode(), self._autocast():
                 plain = self._plain_pass(prompts).logits.log_softmax(-1, dtype=torch.float32)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .capture import text_config
-from .embeddings import output_head
+from .embeddings import output_head, vocabulary_of
 from .forward import (
     NaNLogits,
     Progress,
@@ -224,11 +224,7 @@ class Generator:
         return gone[::-1]
 
     def _trace(self, tokens: Sequence[int], measures: Sequence[Measures]) -> Trace:
-        return trace_of(tokens, measures, self._vocabulary(), self._decode)
-
-    def _vocabulary(self) -> int:
-        """V; the weights of a quantised head have another shape."""
-        return int(getattr(self.head, "out_features", None) or self.head.weight.shape[0])
+        return trace_of(tokens, measures, vocabulary_of(self.head), self._decode)
 
     def _groups(self, prompts: Sequence[Tokens]) -> list[Group]:
         if not self._prefix_sharing:
@@ -255,7 +251,7 @@ class Generator:
             return "its rotary embedding depends on the longest position of a call"
         if odd := odd_layers(self.model.config):
             return f"it has layers of another kind: {', '.join(odd)}"
-        most = self._vocabulary()
+        most = vocabulary_of(self.head)
         ids = torch.randint(most, (20,), generator=torch.Generator().manual_seed(0)).tolist()
         prompts = [tuple(ids[:9]), tuple(ids[:4] + ids[9:11]), tuple(ids[:4] + ids[11:14])]
         try:

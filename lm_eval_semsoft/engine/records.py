@@ -149,9 +149,7 @@ def table_of_readouts(pending: Sequence[tuple[bytes, Readout]], top_k: int) -> p
     for name in _FIXED:
         columns[name] = _fixed([getattr(r, name) for r in readouts])
     for name in _RAGGED:
-        own = [getattr(r, name) for r in readouts]
-        offsets = np.cumsum([0, *map(len, own)]).astype(np.int32)
-        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(own)))
+        columns[name] = _ragged([getattr(r, name) for r in readouts])
     for name in _SINGLE:
         columns[name] = [getattr(r, name) for r in readouts]
     table = pa.table(columns, schema=schema)
@@ -163,6 +161,12 @@ def _fixed(rows: Sequence[NDArray[Any]]) -> pa.Array:
     """A column of lists of one length."""
     stacked = np.stack(rows)
     return pa.FixedSizeListArray.from_arrays(stacked.ravel(), stacked.shape[1])
+
+
+def _ragged(rows: Sequence[NDArray[Any]]) -> pa.Array:
+    """A column of lists."""
+    offsets = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(rows)))
 
 
 def holds_hidden(table: pa.Table, shape: HiddenShape) -> bool:
@@ -233,9 +237,7 @@ def table_of_answers(pending: Sequence[tuple[bytes, Answer]]) -> pa.Table:
         "vocabulary": [trace.vocabulary for trace in traces],
     }
     for name in _TRACED:
-        own = [getattr(trace, name).ravel() for trace in traces]
-        offsets = np.cumsum([0, *map(len, own)]).astype(np.int32)
-        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(own)))
+        columns[name] = _ragged([getattr(trace, name).ravel() for trace in traces])
     return pa.table(columns, schema=ANSWER_SCHEMA)
 
 

@@ -117,9 +117,11 @@ def generate_until(
     with tqdm(total=len(ours), unit="doc", desc="Generating", disable=quiet or not ours) as bar:
         for way in dict.fromkeys(way for way in ways if way is not None):
             asks = asks_of(lm, way, [(i, requests[i]) for i in ours if ways[i] == way])
-            found = answers(lm, generator, way, asks)
-            if store is not None:
-                found = recorded(lm, generator, way, asks, requests, store)
+            found = (
+                answers(lm, generator, way, asks)
+                if store is None
+                else recorded(lm, generator, way, asks, requests, store)
+            )
             for ask, text in found:
                 for place in ask.places:
                     results[place] = text
@@ -236,11 +238,12 @@ def recorded(
             yield ask, GeneratedText(*answer)
     if len(waiting) < asked:
         logger.info("%d of %d answers were found in %s.", asked - len(waiting), asked, store.folder)
-    key_of = {id(own[0]): key for key, own in waiting.items()}
+    of_first = {id(own[0]): (key, own) for key, own in waiting.items()}
     try:
         for first, text in answers(lm, generator, way, [own[0] for own in waiting.values()]):
-            store.add_answer(key_of[id(first)], Answer(str(text), text.trace))
-            for ask in waiting[key_of[id(first)]]:
+            key, own = of_first[id(first)]
+            store.add_answer(key, Answer(str(text), text.trace))
+            for ask in own:
                 yield ask, text
             store.flush_if_due()
     finally:

@@ -24,7 +24,7 @@ from lm_eval_semsoft.core.semantic_softmax import (
     SWITCH,
     resolve_scoring,
 )
-from lm_eval_semsoft.engine.embeddings import output_embeddings
+from lm_eval_semsoft.engine.embeddings import output_embeddings, vocabulary_of
 from lm_eval_semsoft.engine.fingerprint import combine, model_fingerprint
 from lm_eval_semsoft.engine.forward import Engine, NaNLogits
 from lm_eval_semsoft.engine.generate import Generator
@@ -151,7 +151,7 @@ class SemsoftHF(HFLM):
         self._reader = self.engine if self.store is None else Recorder(self.engine, self.store)
 
     def _open_store(self, folder: Path, weights: str) -> Store:
-        top_k = min(max(DEFAULT_TOP_K, self.scoring.top_k), self._vocabulary())
+        top_k = min(max(DEFAULT_TOP_K, self.scoring.top_k), vocabulary_of(self.engine.head))
         depends_on = {
             "weights": weights,
             "dtype": [str(self.model.dtype), str(self.mixed_precision_dtype)],
@@ -176,14 +176,9 @@ class SemsoftHF(HFLM):
         if self.rank == 0:
             store.save_model(
                 lambda: output_embeddings(self.model),
-                lambda: token_texts(self.tokenizer, self._vocabulary()),
+                lambda: token_texts(self.tokenizer, vocabulary_of(self.engine.head)),
             )
         return store
-
-    def _vocabulary(self) -> int:
-        """V; the weights of a quantised head have another shape."""
-        head = self.engine.head
-        return int(getattr(head, "out_features", None) or head.weight.shape[0])
 
     def _join_other_processes(self) -> None:
         """`accelerate launch` without a GPU: stock `hf` leaves every process rank 0 of 1."""
@@ -201,7 +196,7 @@ class SemsoftHF(HFLM):
         return self.model.name_or_path or type(self.model).__name__
 
     def _say_if_clipped(self) -> None:
-        vocabulary = self._vocabulary()
+        vocabulary = vocabulary_of(self.engine.head)
         if self.scoring.scoring == "semantic" and self.scoring.top_k > vocabulary:
             logger.info(
                 "top_k=%d is more than the vocabulary of %d tokens: all of them may vote.",

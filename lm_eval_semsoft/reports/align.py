@@ -8,7 +8,6 @@ targets (fields of the documents) across; pairs of subjects get the differences 
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from lm_eval_semsoft.core.alignment import AlignmentMatrix, Differences, SignedR
 from lm_eval_semsoft.core.bootstrap import UndefinedMetricWarning
 
 from . import doubt
-from .align_subjects import Subject, TimeRule, target_table
+from .align_subjects import Subject, TimeRule, no_such_field, target_table
 
 Floats = NDArray[np.float64]
 
@@ -241,13 +240,7 @@ def _targets(subjects: Sequence[Subject], wanted: Sequence[str]) -> dict[int, tu
     """Which targets each subject has."""
     for name in wanted:
         if not any(name in s.numbers for s in subjects):
-            known = sorted({own for s in subjects for own in s.numbers})
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"Did you mean {near[0]}? " if near else ""
-            raise ValueError(
-                f"No document has a number in the field {name!r}. {hint}There are: "
-                f"{', '.join(known) or 'none'}."
-            )
+            raise no_such_field(name, sorted({own for s in subjects for own in s.numbers}))
     return {
         id(s): tuple(name for name in (wanted or TARGETS) if name in s.numbers) for s in subjects
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +14,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from .align import ALPHA, Aligned, Alignments, rows_of, signed
-from .figures import COLOURS, PNG_DPI, _readable_on, _style
+from .figures import COLOURS, _readable_on, _style
 
 # Orange below 0, blue above: told apart with any colour vision, and by lightness from none.
 DIVERGING = LinearSegmentedColormap.from_list(
@@ -192,11 +191,3 @@ def _colour_bar(figure: Figure, span: float, width: float, height: float) -> Non
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, labelsize=7)
     bar.ax.set_title("r", size=8, loc="left")
-
-
-def save_png(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, 200 dpi, the same bytes every time."""
-    with _style():
-        figure.savefig(
-            path, format="png", dpi=PNG_DPI, facecolor="white", metadata={"Software": None}
-        )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,8 @@ from lm_eval_semsoft.core.bootstrap import stderr
 from lm_eval_semsoft.engine import store
 
 from . import doubt
-
-if TYPE_CHECKING:
-    from .generations import Generations
-    from .readings import Readings
+from .generations import Generations, load_generations
+from .readings import Readings, Source, check_task, distinct_names, load_all
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -91,16 +90,27 @@ class Subject:
     def numbers(self) -> Mapping[str, Floats]:
         """Fields of the documents that are numbers, and different from NaN at least once."""
         names = dict.fromkeys(name for doc in self.docs for name in doc)
-        columns = {name: _column(self.docs, name) for name in names}
+        columns = {name: column_of(self.docs, name) for name in names}
         return {name: x for name, x in columns.items() if x is not None and not np.isnan(x).all()}
 
 
-def _column(docs: Sequence[Mapping[str, Any]], name: str) -> Floats | None:
+def column_of(docs: Sequence[Mapping[str, Any]], name: str) -> Floats | None:
     """A field as numbers, NaN where a document has none; None if it is something else."""
     values = [doc.get(name) for doc in docs]
     if not all(v is None or (isinstance(v, (int, float)) and type(v) is not bool) for v in values):
         return None
     return np.array([math.nan if v is None else v for v in values], dtype=np.float64)
+
+
+def no_such_field(name: str, known: Sequence[str], folder: str | Path | None = None) -> ValueError:
+    """The error for a target that is no number in any document."""
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    where = "" if folder is None else f" in {folder}"
+    return ValueError(
+        f"No document{where} has a number in the field {name!r}. {hint}There are: "
+        f"{', '.join(known) or 'none'}."
+    )
 
 
 def subjects_of(
@@ -112,18 +122,13 @@ def subjects_of(
         FileNotFoundError, engine.store.ForeignReadouts: as `readings.load_all`.
         ValueError: nothing to read, or not this task.
     """
-    from . import generations, readings
-
-    source = readings.Source.open(folder)
-    answers = [own for own in generations.load_generations(source.folder) if own.n]
+    source = Source.open(folder)
+    answers = [own for own in load_generations(source.folder) if own.n]
     options: list[Readings] = []
     if not answers or any(d.labels for d in store.read_documents(source.folder)):
-        options = readings.load_all(source.folder)
+        options = load_all(source.folder)
     names = [*(own.task for own in options), *(own.task for own in answers)]
-    if task is not None and task not in names:
-        raise ValueError(
-            f"{folder} holds the tasks {', '.join(names)}: {task!r} is not among them."
-        )
+    check_task(folder, names, task)
 
     def wanted(own: Readings | Generations) -> bool:
         return task in (None, own.task)
@@ -151,11 +156,9 @@ def of_answers(generations: Generations, directory: str) -> Subject:
 
 
 def named(subjects: Sequence[Subject]) -> list[Subject]:
-    """The same with names that tell directories apart: paths where the last parts do not."""
-    paths: dict[str, set[str]] = {}
-    for s in subjects:
-        paths.setdefault(s.name, set()).add(s.directory)
-    return [replace(s, name=s.directory) if len(paths[s.name]) > 1 else s for s in subjects]
+    """The same with names that tell directories apart."""
+    names = distinct_names([(s.name, s.directory) for s in subjects])
+    return [replace(s, name=name) for s, name in zip(subjects, names, strict=True)]
 
 
 def target_table(

@@ -438,9 +438,17 @@ def _local(name: str) -> str:
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Write STEM.png (200 dpi) and STEM.pdf for a paper; returns their paths."""
     paths = [stem.with_name(stem.name + suffix) for suffix in (".png", ".pdf")]
+    save_png(figure, paths[0])
     with _style():
-        figure.savefig(paths[0], dpi=PNG_DPI, facecolor="white", metadata={"Software": None})
         figure.savefig(
             paths[1], facecolor="white", metadata={"CreationDate": None, "Producer": None}
         )
     return paths
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, 200 dpi, the same bytes every time, whatever the file is called."""
+    with _style():
+        figure.savefig(
+            path, format="png", dpi=PNG_DPI, facecolor="white", metadata={"Software": None}
+        )

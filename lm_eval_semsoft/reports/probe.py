@@ -6,7 +6,6 @@ activations (`--model_args …,capture=hidden`) and what is known about its docu
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,8 @@ from numpy.typing import NDArray
 from lm_eval_semsoft.core import probes
 from lm_eval_semsoft.core.probes import Probe
 
-from .align_subjects import TimeRule, _column
-from .readings import Readings, load_all, load_hidden, take
+from .align_subjects import TimeRule, column_of, no_such_field
+from .readings import Readings, check_task, distinct_names, load_all, load_hidden, take
 
 Floats = NDArray[np.float64]
 
@@ -120,14 +119,10 @@ def probe_all(
     """
     settings = settings or Settings()
     chosen = [(str(f), r) for f in folders for r in _with_target(f, load_all(f), target, task)]
-    # Names that tell directories apart: paths where the last parts do not.
-    shown = {
-        directory: directory if len({d for d, o in chosen if o.name == r.name}) > 1 else r.name
-        for directory, r in chosen
-    }
+    names = distinct_names([(r.name, directory) for directory, r in chosen])
     tables = [
-        _probed(directory, shown[directory], readings, target, settings, progress)
-        for directory, readings in chosen
+        _probed(directory, name, readings, target, settings, progress)
+        for name, (directory, readings) in zip(names, chosen, strict=True)
     ]
     return Probes(target, settings, tuple(tables))
 
@@ -141,37 +136,28 @@ def target_of(readings: Readings, target: str) -> Floats | None:
     if target == CORRECT:
         best = readings.label_logprobs.argmax(axis=1)
         return readings.gold()[np.arange(readings.n), best].astype(np.float64)
-    column = _column(readings.docs, target)
+    column = column_of(readings.docs, target)
     return None if column is None or np.isnan(column).all() else column
 
 
 def _with_target(
     folder: str | Path, found: Sequence[Readings], target: str, task: str | None
 ) -> list[Readings]:
-    names = [r.task for r in found]
-    if task is not None and task not in names:
-        raise ValueError(
-            f"{folder} holds the tasks {', '.join(names)}: {task!r} is not among them."
-        )
+    check_task(folder, [r.task for r in found], task)
     own = [r for r in found if task in (None, r.task)]
     if target == CORRECT:  # tasks that have no right answers are no reason to stop the others
         chosen = [r for r in own if r.target is not None] or own
     else:
         chosen = [r for r in own if target_of(r, target) is not None]
     if not chosen:
-        raise ValueError(_no_such_field(folder, own, target))
+        raise _unknown(folder, own, target)
     return chosen
 
 
-def _no_such_field(folder: str | Path, found: Sequence[Readings], target: str) -> str:
+def _unknown(folder: str | Path, found: Sequence[Readings], target: str) -> ValueError:
     fields = sorted({name for r in found for doc in r.docs for name in doc})
     known = [f for f in fields if any(target_of(r, f) is not None for r in found)] + [CORRECT]
-    near = difflib.get_close_matches(target, known, 1)
-    hint = f"Did you mean {near[0]}? " if near else ""
-    return (
-        f"No document in {folder} has a number in the field {target!r}. {hint}There are: "
-        f"{', '.join(known)}."
-    )
+    return no_such_field(target, known, folder)
 
 
 def _probed(

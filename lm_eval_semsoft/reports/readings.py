@@ -287,10 +287,30 @@ def load(
     names = [r.task for r in found]
     if task is None and len(found) == 1:
         return found[0]
-    if task not in names:
-        asked = "name one with --task" if task is None else f"{task!r} is not among them"
-        raise ValueError(f"{folder} holds the tasks {', '.join(names)}: {asked}.")
+    if task is None:
+        raise ValueError(f"{folder} holds the tasks {', '.join(names)}: name one with --task.")
+    check_task(folder, names, task)
     return found[names.index(task)]
+
+
+def check_task(folder: str | Path, names: Sequence[str], task: str | None) -> None:
+    """Is a task among those that a directory holds? None stands for all of them.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if task is not None and task not in names:
+        raise ValueError(
+            f"{folder} holds the tasks {', '.join(names)}: {task!r} is not among them."
+        )
+
+
+def distinct_names(named: Sequence[tuple[str, str]]) -> list[str]:
+    """A name for each (name, directory): the directory where several share a name."""
+    directories: dict[str, set[str]] = {}
+    for name, directory in named:
+        directories.setdefault(name, set()).add(directory)
+    return [directory if len(directories[name]) > 1 else name for name, directory in named]
 
 
 def load_hidden(readings: Readings) -> NDArray[np.float16]:
@@ -301,7 +321,9 @@ def load_hidden(readings: Readings) -> NDArray[np.float16]:
     """
     source = readings.source
     layers = source.manifest["about"].get("layers")
-    where = {key: i for i, key in enumerate(readings.first)}
+    where: dict[bytes, list[int]] = {}  # documents may share a prompt
+    for i, key in enumerate(readings.first):
+        where.setdefault(key, []).append(i)
     found = np.zeros(readings.n, dtype=np.bool_)
     out = np.zeros((readings.n, *layers) if layers else (readings.n, 0, 0), dtype=np.float16)
     for table in _tables(source, hidden=True) if layers else ():
@@ -311,8 +333,6 @@ def load_hidden(readings: Readings) -> NDArray[np.float16]:
         for row, key in enumerate(table["prompt"].to_pylist()):
             if key in where:
                 out[where[key]], found[where[key]] = own[row], True
-    out = out[[where[key] for key in readings.first]]  # documents may share a prompt
-    found = found[[where[key] for key in readings.first]]
     if not found.all():
         raise ValueError(
             f"{source.folder} has activations of {int(found.sum())} of {readings.n} documents of "

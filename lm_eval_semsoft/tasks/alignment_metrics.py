@@ -23,19 +23,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import entr
 
 from lm_eval_semsoft.core import alignment, bootstrap, soft_labels
-from lm_eval_semsoft.tasks import metrics, probe_metrics
+from lm_eval_semsoft.tasks import metrics, people, probe_metrics
 from lm_eval_semsoft.tasks.metrics import DocRecord, DocValue, Floats, Payload
+from lm_eval_semsoft.tasks.soft_metrics import ENTROPY_DIGITS
 
 MEASURES = ("option", "full", "top1")
 CALIBRATION = ("accuracy", "ece", "ece_sweep", "brier", "nll", "mean_confidence")
 TIME_TARGETS = {"rt": "response_time", "rt_correct": "response_time_correct"}
-
-# Shares that mirror each other (.3 and .7) have entropies that differ in the last bit; see
-# `soft_metrics.ENTROPY_DIGITS`.
-DIGITS = 9
 
 
 # --- one document --------------------------------------------------------------------------------
@@ -56,7 +52,10 @@ def process_entropy(doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str,
             ``.readout``.
     """
     key = str(doc["id"])
-    payloads = {**_calibration(key, doc, results), **_people(key, doc, results)}
+    payloads = {
+        **_calibration(key, doc, results),
+        **_people(key, doc, len(results), doubts(results)),
+    }
     probe = probe_metrics.payloads(doc, results, doc["human_entropy"])
     return {**metrics.twice(payloads), **probe, **_counts(key, doc)}
 
@@ -70,7 +69,11 @@ def process_times(doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, P
         for name, column in TIME_TARGETS.items()
         for measure in MEASURES
     }
-    payloads = {**_calibration(key, doc, results), **_people(key, doc, results), **times}
+    payloads = {
+        **_calibration(key, doc, results),
+        **_people(key, doc, len(results), found),
+        **times,
+    }
     probe = probe_metrics.payloads(doc, results, doc["human_entropy"])
     counts = {"dropped_times": DocValue(doc["dropped_times"], key), **_counts(key, doc)}
     return {**metrics.twice(payloads), **probe, **counts}
@@ -84,14 +87,7 @@ def doubts(results: Sequence[Any]) -> dict[str, float]:
         full = top1 = math.nan
     else:
         full, top1 = float(readout.entropy), -math.expm1(float(readout.topk_logprobs[0]))
-    return {"option": _entropy(probs), "full": full, "top1": top1}
-
-
-def _entropy(probs: Floats) -> float:
-    """÷ ln(number of options), 0..1; NaN if a probability is."""
-    if len(probs) < 2:
-        return 0.0
-    return math.fsum(entr(probs)) / math.log(len(probs))
+    return {"option": people.entropy(probs.tolist()), "full": full, "top1": top1}
 
 
 def _calibration(key: str, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Payload]:
@@ -100,19 +96,21 @@ def _calibration(key: str, doc: Mapping[str, Any], results: Sequence[Any]) -> di
     return {name: found[name] for name in CALIBRATION}
 
 
-def _people(key: str, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Payload]:
-    people = round(float(doc["human_entropy"]), DIGITS)
-    found = doubts(results)
+def _people(
+    key: str, doc: Mapping[str, Any], options: int, found: Mapping[str, float]
+) -> dict[str, Payload]:
+    """What people did, and the model's doubt (`doubts`) beside how little they agreed."""
+    disagreement = round(float(doc["human_entropy"]), ENTROPY_DIGITS)
     own = (math.nan, math.nan)
     if doc["human_shares"]:
-        right = np.zeros((1, len(results)), dtype=np.bool_)
+        right = np.zeros((1, options), dtype=np.bool_)
         right[0, list(doc["labels"])] = True
         confidence, correct = soft_labels.crowd([doc["human_shares"]], right)
         own = (float(confidence[0]), float(correct[0]))
     return {
         "human_accuracy": DocValue(float(doc["human_accuracy"]), key),
         "human_ece": DocRecord(own, key),
-        **{f"spearman_entropy_{m}": DocRecord((found[m], people), key) for m in MEASURES},
+        **{f"spearman_entropy_{m}": DocRecord((found[m], disagreement), key) for m in MEASURES},
     }
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from lm_eval_semsoft.cli import app
 from lm_eval_semsoft.cli.align import page
-from lm_eval_semsoft.cli.rescore import as_text
+from lm_eval_semsoft.cli.output import as_text
 from lm_eval_semsoft.core import alignment, calibration
 from lm_eval_semsoft.engine.readout import Readout
 from lm_eval_semsoft.engine.records import Answer

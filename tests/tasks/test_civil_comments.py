@@ -60,16 +60,6 @@ def write(folder, **splits):
     return target
 
 
-@pytest.fixture
-def local(tmp_path, monkeypatch):
-    """A folder that SEMSOFT_DATA_DIR names; the hub is out of reach."""
-    monkeypatch.delenv("SEMSOFT_DATA", raising=False)
-    monkeypatch.setenv("SEMSOFT_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(data, "hub_problem", lambda endpoint: "no network in tests")
-    monkeypatch.setattr(data, "_told", set())
-    return tmp_path
-
-
 def build(**metadata):
     manager = TaskManager(
         include_path=str(TASK_CONFIGS), include_defaults=False, metadata=metadata or None

@@ -19,7 +19,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 from sklearn.metrics import accuracy_score, f1_score, log_loss, roc_auc_score
 
-from lm_eval_semsoft.tasks import data, fewshot, goemotions, metrics
+from lm_eval_semsoft.tasks import fewshot, goemotions, metrics
 from lm_eval_semsoft.tasks.data import BrokenData, DataUnavailable
 
 ROOT = Path(__file__).parents[2]
@@ -54,16 +54,6 @@ def write_tsv(folder, **splits):
         text = "".join("\t".join(row) + "\n" for row in rows)
         (target / f"{name}.tsv").write_text(text, encoding="utf-8", newline="")
     return target
-
-
-@pytest.fixture
-def local(tmp_path, monkeypatch):
-    """A folder that SEMSOFT_DATA_DIR names; the hub is out of reach."""
-    monkeypatch.delenv("SEMSOFT_DATA", raising=False)
-    monkeypatch.setenv("SEMSOFT_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(data, "hub_problem", lambda endpoint: "no network in tests")
-    monkeypatch.setattr(data, "_told", set())
-    return tmp_path
 
 
 def build(**metadata):
