@@ -271,6 +271,23 @@ def brier(probs: ArrayLike, target: ArrayLike) -> Statistic[float]:
     return mean_of((distribution**2).sum(axis=1) - 2 * of_target + 1)
 
 
+@metric(undefined=math.nan)
+def confidence_brier(confidence: ArrayLike, correct: ArrayLike) -> Statistic[float]:
+    """Brier score of a confidence: mean of (confidence - correct)^2, 0..1.
+
+    Half of what `brier` gives for the two classes right and wrong.
+
+    Args:
+        confidence: float [n], in [0, 1].
+        correct: 1 or True where the answer is right, else 0 or False [n].
+
+    Raises:
+        ValueError: lengths differ, or values outside these ranges.
+    """
+    conf, right = _confidence_and_correct(confidence, correct)
+    return mean_of((conf - right) ** 2)
+
+
 @metric(undefined=BrierDecomposition(math.nan, math.nan, math.nan, math.nan))
 def brier_decomposition(
     probs: ArrayLike, target: ArrayLike, n_bins: int = 15

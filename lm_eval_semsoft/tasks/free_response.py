@@ -20,8 +20,6 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from lm_eval_semsoft.engine.trace import answer_doubt
 from lm_eval_semsoft.tasks import metrics
 from lm_eval_semsoft.tasks.metrics import DocRecord, DocValue, Payload
@@ -152,27 +150,9 @@ def doubts(text: Any) -> dict[str, float]:
     return {name: found[name] for name in MEASURES}
 
 
-def ece(items: Sequence[Payload]) -> float:
-    """Aggregation: as `metrics.ece`, of the answers whose confidence is known."""
-    return _of_known(metrics.ece, items)
-
-
-def ece_stderr(items: Sequence[Payload]) -> float:
-    """Aggregation: standard error of `ece`."""
-    return _of_known(metrics.ece_stderr, items)
-
-
-def ece_sweep(items: Sequence[Payload]) -> float:
-    """Aggregation: as `metrics.ece_sweep`, of the answers whose confidence is known."""
-    return _of_known(metrics.ece_sweep, items)
-
-
-def ece_sweep_stderr(items: Sequence[Payload]) -> float:
-    """Aggregation: standard error of `ece_sweep`."""
-    return _of_known(metrics.ece_sweep_stderr, items)
-
-
-def _of_known(aggregation: Any, items: Sequence[Payload]) -> float:
-    """NaN without a warning if no model told its doubt; an empty answer has none."""
-    known = [i for i in items if isinstance(i, DocRecord) and not np.isnan(i[0])]
-    return float(aggregation(known)) if known else math.nan
+# Aggregations of the answers whose confidence is known: an empty answer, and one of a model that
+# does not tell its doubt, has none.
+ece = metrics.of_known(metrics.ece)
+ece_stderr = metrics.of_known(metrics.ece_stderr)
+ece_sweep = metrics.of_known(metrics.ece_sweep)
+ece_sweep_stderr = metrics.of_known(metrics.ece_sweep_stderr)

@@ -26,9 +26,9 @@ from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_semsoft.core.errors import check_choice
 from lm_eval_semsoft.tasks import alignment_metrics, metrics, probe_metrics
+from lm_eval_semsoft.tasks.listing import Aggregation, Metric, list_metrics
 from lm_eval_semsoft.tasks.metrics import DocRecord, Payload
 
-Aggregation = Callable[[Sequence[Payload]], float]
 Entry = Mapping[str, Any]  # of a metric_list
 
 
@@ -88,15 +88,7 @@ class MeasuredTask(ConfigurableTask):
             hook = HOOKS[entry["metric"]]
             _check(self.config.task, entry, hook, self.features)
             better = entry.get("higher_is_better", hook.higher_is_better)
-            self._list(name, hook.aggregation, better)
-            if hook.stderr is not None:
-                self._list(f"{name}_stderr", hook.stderr, False)
-
-    def _list(self, name: str, aggregation: Aggregation, higher_is_better: bool | None) -> None:
-        self._metric_fn_list[name] = None
-        self._metric_fn_kwargs[name] = {}
-        self._aggregation_list[name] = aggregation
-        self._higher_is_better[name] = higher_is_better
+            list_metrics(self, {name: Metric(hook.aggregation, hook.stderr, better)})
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
         """What the task's own metrics make of a document, and the payloads of ours."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -263,6 +263,17 @@ def silent_vote_stderr(items: Sequence[Payload]) -> float:
     return math.nan if _all_nan(items) else mean_stderr(items)
 
 
+def of_known(aggregation: Callable[[Sequence[Payload]], float]) -> Any:
+    """The aggregation, of the payloads without NaN; NaN, without a warning, if there are none."""
+
+    @functools.wraps(aggregation)
+    def of_these(items: Sequence[Payload]) -> float:
+        known = [item for item in items if not _has_nan(item)]
+        return aggregation(known) if known else math.nan
+
+    return of_these
+
+
 def aggregate(metric: Any, items: Sequence[Payload]) -> float:
     """A metric of `core` on the payloads of all documents; NaN if one of them has NaN."""
     columns = _columns(items)
@@ -299,6 +310,10 @@ def _columns(items: Sequence[Payload]) -> list[Floats] | None:
         )
         return None
     return columns
+
+
+def _has_nan(item: Payload) -> bool:
+    return bool(np.isnan(np.asarray(item, dtype=np.float64)).any())
 
 
 def _all_nan(items: Sequence[Payload]) -> bool:
