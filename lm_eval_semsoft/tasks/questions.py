@@ -153,17 +153,11 @@ def load(
     )
     if context == "gold" and (bare := sum(not row["context"] for row in drawn)):
         logger.info("%s: %d questions have no gold paragraph, and get no context", spec.name, bare)
-    columns = {name: [row[name] or "" for row in drawn] for name in ("id", "question", "context")}
-    return datasets.DatasetDict(
-        test=datasets.Dataset.from_dict(
-            {
-                **columns,
-                "answers": [row["answers"] for row in drawn],
-                "published_data": [loaded.published] * len(drawn),
-            },
-            features=FEATURES,
-        )
-    )
+    if context == "none":  # a local file may have brought paragraphs along
+        drawn = [{**row, "context": ""} for row in drawn]
+    rows = [{**row, "published_data": loaded.published} for row in drawn]
+    columns = {name: [row[name] for row in rows] for name in FEATURES}
+    return datasets.DatasetDict(test=datasets.Dataset.from_dict(columns, features=FEATURES))
 
 
 def usable_rows(rows: Iterable[Row]) -> tuple[list[Row], Counter[str]]:
