@@ -212,7 +212,7 @@ def _sizes(cluster_ids: ArrayLike) -> Ints:
 
 
 def _entropy(p: Floats) -> float:
-    own = p[p > 0]
+    own = np.sort(p[p > 0])  # the order of the clusters must not show in the last digit: ties count
     return max(0.0, -float(own @ np.log(own)))  # never -0.0
 
 

@@ -6,11 +6,23 @@ that it means the same as one (a score of at least `judges.SAME`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
-from lm_eval_semsoft.judges import SAME, Judge
+from lm_eval_semsoft.judges import SAME, Judge, resolve
 from lm_eval_semsoft.judges.text import has_content, squad
+from lm_eval_semsoft.models import demo
+
+
+@functools.cache
+def judge_named(name: str) -> Judge:
+    """The judge of that name, one for all tasks of a run: they share its model and its cache.
+
+    Raises:
+        JudgeError: see `lm_eval_semsoft.judges.resolve`.
+    """
+    return resolve(name, locate=demo.resolve)
 
 
 def right_answers(

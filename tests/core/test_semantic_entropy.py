@@ -247,3 +247,12 @@ def test_ids_that_are_none(ids):
 def test_one_log_probability_per_answer():
     with pytest.raises(ValueError, match="one value per answer"):
         rao_semantic_entropy([0, 1], [-1.0])
+
+
+def test_equal_clusters_in_another_order_tie_exactly():
+    """Ranks (AUROC) must not depend on the rounding of a sum."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        ids = rng.integers(0, 5, 10)
+        values = {semantic_entropy(rng.permutation(5)[rng.permutation(ids)]) for _ in range(10)}
+        assert len(values) == 1
