@@ -28,6 +28,7 @@ from lm_eval_semsoft.judges import DEFAULT, Judge
 from lm_eval_semsoft.judges.text import clean, has_content
 from lm_eval_semsoft.tasks import confidence_metrics, metrics
 from lm_eval_semsoft.tasks.listing import Metric, list_metrics
+from lm_eval_semsoft.tasks.logged import Logged
 from lm_eval_semsoft.tasks.metrics import DocRecord, DocValue, Payload
 from lm_eval_semsoft.tasks.prompts import InstructedTask
 from lm_eval_semsoft.tasks.questions import INSTRUCTION, examples
@@ -78,13 +79,14 @@ class SampledTask(InstructedTask):
     instruction = INSTRUCTION
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
-        given = (config or {}).get("metadata") or {}
+        config = dict(config or {})
+        given = config.get("metadata") or {}
         self.options = Options(**{k: v for k, v in given.items() if k in OPTIONS})
         # Before the data, and long before the answers: a judge that is missing is found out now.
         self.judge = judge_named(self.options.judge)
         if given.get("context") == "gold":
             with_texts = {"samples": functools.partial(examples, "gold")}
-            config = {**(config or {}), "fewshot_config": config["fewshot_config"] | with_texts}
+            config["fewshot_config"] = config["fewshot_config"] | with_texts
         super().__init__(config)
         self.config.repeats = self.options.n_samples
         list_metrics(self, METRICS)
@@ -153,9 +155,10 @@ class SampledTask(InstructedTask):
         wanted = self.aggregation()
         found = payloads(doc, samples, greedy)
         if len(samples["answers"]) < self.options.n_samples:
-            found = {name: found[name] for name in OF_SUBSETS}
-        found = metrics.twice(found)
-        found["published_data"] = DocValue(doc["published_data"], str(doc["id"]))
+            found = metrics.twice({name: found[name] for name in OF_SUBSETS})
+        else:
+            found = metrics.twice(found)
+            found["published_data"] = DocValue(doc["published_data"], str(doc["id"]))
         # With --predict_only the harness knows no metric but its own.
         return {name: v for name, v in {**found, "bypass": 0.0}.items() if name in wanted}
 
@@ -172,8 +175,8 @@ class Question:
 class Outcome:
     """What is logged of one question: by number of samples, and the greedy answer."""
 
-    samples: dict[int, dict[str, Any]]
-    greedy: dict[str, Any]
+    samples: dict[int, Logged]
+    greedy: Logged
 
 
 def question_of(instance: Instance) -> Question:
@@ -221,28 +224,28 @@ def judge_all(
         for own, value in zip(found, row, strict=True):
             own[k]["right"] = _yes_or_no(value)
     return [
-        Outcome(own, {"answer": answer, "right": _yes_or_no(value)})
+        Outcome(own, Logged(answer=answer, right=_yes_or_no(value)))
         for own, answer, value in zip(found, short, right[-1], strict=True)
     ]
 
 
 def clustered(
     texts: Sequence[str], samples: Sequence[str], table: NDArray[np.float64], options: Options
-) -> dict[str, Any]:
+) -> Logged:
     """What is logged of k samples with the judge's scores [k, k] of their pairs."""
     ids = semantic_entropy.cluster(table, options.cluster)
     if options.confidence == "share":
         confidence = semantic_entropy.cluster_share(ids)
     else:
         confidence = semantic_entropy.entropy_confidence(ids)
-    return {
-        "answers": list(texts),
-        "clusters": ids.tolist(),
-        "mean_logprobs": [_known(getattr(sample, "mean_logprob", math.nan)) for sample in samples],
-        "n_tokens": [getattr(sample, "n_tokens", None) for sample in samples],
-        "prediction": texts[semantic_entropy.representative(ids)],
-        "confidence": confidence,
-    }
+    return Logged(
+        answers=list(texts),
+        clusters=ids.tolist(),
+        mean_logprobs=[_known(getattr(sample, "mean_logprob", math.nan)) for sample in samples],
+        n_tokens=[getattr(sample, "n_tokens", None) for sample in samples],
+        prediction=texts[semantic_entropy.representative(ids)],
+        confidence=confidence,
+    )
 
 
 def _known(value: float) -> float | None:
