@@ -1,8 +1,8 @@
-"""Greedy answers, and what each of their tokens tells.
+"""Greedy answers, with what each of their tokens tells, and sampled answers.
 
-Our own loop instead of `model.generate`, for speed: the prefix that prompts share is run once, an
-answer that is done leaves at once and the next prompt takes its place, and an answer's text is
-only looked at where it is new. The tokens are the same.
+Our own loop instead of `model.generate`, for speed: a prompt of several answers is run once, and so
+is the prefix that prompts share; an answer that is done leaves at once and the next one takes its
+place, and an answer's text is only looked at where it is new. Greedy tokens are the same.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .capture import text_config
 from .embeddings import output_head, vocabulary_of
@@ -32,26 +34,29 @@ from .plain_generate import write_plainly
 from .plan import GROUP_OVERHEAD, Group, Prompt, Tokens, group_by_prefix
 from .readout import NotFinite
 from .rows import RowCache
+from .sampling import Sampling, draw
 from .stop import Stop
-from .token_measures import Measures, choose, trace_of
+from .token_measures import Measures, Pick, choose, trace_of
 from .trace import Decode, Trace
 
 logger = logging.getLogger(__name__)
 
 _ANY: tuple[Tokens, ...] = ((0,),)  # a label, for plans that want one
+_SAMPLES = 64  # of one prompt that run at once, whatever the batch size is
 
 
 @dataclass
 class _Row:
-    """An answer that is being written."""
+    """An answer that is being written, to a distinct prompt."""
 
     index: int
+    prompt: int
     tokens: list[int] = field(default_factory=list)
     measures: list[Measures] = field(default_factory=list)
 
 
 class Generator:
-    """Writes greedy answers with one model.
+    """Writes answers with one model.
 
     Args:
         model: a causal transformers model, in eval mode.
@@ -107,56 +112,114 @@ class Generator:
             NaNLogits: naming the prompt.
         """
         batch_size = 64 if batch_size is None else max(1, batch_size)
+        written = self._write(
+            prompts,
+            max_tokens,
+            stop,
+            batch_size,
+            progress,
+            lambda logits, _: choose(logits, measured),
+        )
+        for index, tokens, measures in written:
+            yield index, tokens, self._trace(tokens, measures) if measured else None
+
+    def sample(
+        self,
+        prompts: Sequence[Tokens],
+        seeds: Sequence[bytes],
+        sampling: Sampling,
+        max_tokens: int,
+        stop: Stop,
+        batch_size: int | None = 1,
+        progress: Progress = lambda n: None,
+    ) -> Iterator[tuple[int, list[int], NDArray[np.float32]]]:
+        """Yield (index, tokens, their log-probabilities) for every answer, as they are done.
+
+        The tokens are all that were generated, with what ended the answer. Their log-probabilities
+        are the model's own, before temperature and cuts. An answer depends on its prompt and its
+        seed, and not on the others, beyond rounding.
+
+        Args:
+            prompts: of each answer, at least one token each; those that come several times are
+                run once.
+            seeds: 16 bytes for each answer.
+            sampling: what tokens are drawn from.
+            max_tokens, stop, progress: as for `generate`.
+            batch_size: answers at once; where one prompt has more, they run together nevertheless
+                (64 at most). None = 64.
+
+        Raises:
+            NaNLogits: naming the answer.
+        """
+
+        def pick(
+            logits: torch.Tensor, where: Sequence[tuple[int, int]]
+        ) -> tuple[list[int], Measures]:
+            return draw(logits, sampling, [(seeds[answer], number) for answer, number in where])
+
+        together = min(_SAMPLES, max(Counter(prompts).values(), default=1))
+        batch_size = 64 if batch_size is None else max(1, batch_size, together)
+        written = self._write(prompts, max_tokens, stop, batch_size, progress, pick)
+        for index, tokens, measures in written:
+            yield index, tokens, np.concatenate(measures)
+
+    def _write(
+        self,
+        prompts: Sequence[Tokens],
+        max_tokens: int,
+        stop: Stop,
+        batch_size: int,
+        progress: Progress,
+        pick: Pick,
+    ) -> Iterator[tuple[int, list[int], list[Measures]]]:
+        """Yield (index, tokens, measures of each) for every answer, as they are done."""
         if not self.able():
             with torch.inference_mode(), self._autocast():
-                plain = write_plainly(
-                    self.model, self.device, prompts, max_tokens, stop, batch_size, measured
-                )
-                for index, tokens, measures in plain:
-                    yield index, tokens, self._trace(tokens, measures) if measured else None
+                for written in write_plainly(
+                    self.model, self.device, prompts, max_tokens, stop, batch_size, pick
+                ):
+                    yield written
                     progress(1)
             return
-        run = _Run(prompts, self._groups(prompts), batch_size)
+        run = _Run(prompts, self._groups, batch_size)
         with torch.inference_mode(), self._autocast():
-            while run.waiting or run.rows:
+            while run.left or run.rows:
                 first, logits = self._advance(run)
                 if logits is None:
                     continue
-                self._note(run.rows[first:], logits, measured)
+                self._note(run.rows[first:], logits, pick)
                 for row in self._leave(run, first, max_tokens, stop):
-                    yield (
-                        row.index,
-                        row.tokens,
-                        self._trace(row.tokens, row.measures) if measured else None,
-                    )
+                    yield row.index, row.tokens, row.measures
                     progress(1)
 
     # -- one pass ------------------------------------------------------------------------------
 
     def _advance(self, run: _Run) -> tuple[int, torch.Tensor | None]:
-        """Run new prompts if there is room for some, else every answer's last token.
+        """Let new answers begin if there is room for some, else run every answer's last token.
 
-        Returns the first row that was run, and the logits of those from there on: [n, V]; None if
-        the device ran out of memory.
+        Returns the first row that has new logits, and the logits of those from there on: [n, V];
+        None if the device ran out of memory.
         """
-        chosen, group = run.next(min(self._most, run.batch_size))
+        chosen = run.next(min(self._most, run.batch_size))
+        before, new = len(run.rows), sum(chosen.values())
         try:
             if chosen:
-                logits = self._enter(run, chosen, group)
-                run.rows += [_Row(i) for i in chosen]
-                return len(run.rows) - len(chosen), logits
+                if run.opened is None:
+                    self._open(run, list(chosen))
+                return before, run.begin(chosen)
             return 0, self._step(run.table, [row.tokens[-1] for row in run.rows])
         except torch.OutOfMemoryError:
-            if len(run.rows) + len(chosen) <= 1:
+            if before + new <= 1:
                 raise
         # Not inside `except`, where the failed pass's tensors would still be alive.
-        self._most = len(run.rows) or len(chosen) // 2 if chosen else len(run.rows) // 2
+        self._most = before or new // 2 if chosen else before // 2
         logger.warning("Out of memory: at most %d answers at once now.", self._most)
-        run.put_back(chosen, group, self._most)
+        run.retreat(self._most)
         return 0, None
 
-    def _enter(self, run: _Run, chosen: Sequence[int], group: int) -> torch.Tensor:
-        """The logits [n, V] after some prompts of a group, whose rows join the table."""
+    def _open(self, run: _Run, chosen: Sequence[int]) -> None:
+        """Run some prompts of a group, the next that wait, so that their answers can begin."""
+        group = run.group_of[chosen[0]]
         n_prefix = run.groups[group].prefix
         prompts = [run.prompts[i] for i in chosen]
         if n_prefix and run.prefix_of != group:
@@ -170,9 +233,9 @@ class Generator:
         if max(before):
             tray.lay(run.prefix, before)
         rows = [[*[0] * (new - len(p)), *p[-new:]] for p in prompts]
-        logits = self._pass(tray, rows, lengths)
-        run.table.take(tray)
-        return logits
+        run.opened = _Opened(list(chosen), tray, self._pass(tray, rows, lengths))
+        for _ in chosen:
+            run.waiting.popleft()
 
     def _step(self, table: RowCache, tokens: Sequence[int]) -> torch.Tensor:
         """The logits [n, V] after one more token of every row."""
@@ -201,9 +264,9 @@ class Generator:
 
     # -- the answers ---------------------------------------------------------------------------
 
-    def _note(self, rows: Sequence[_Row], logits: torch.Tensor, measured: bool) -> None:
+    def _note(self, rows: Sequence[_Row], logits: torch.Tensor, pick: Pick) -> None:
         try:
-            tokens, measures = choose(logits, measured)
+            tokens, measures = pick(logits, [(row.index, len(row.tokens)) for row in rows])
         except NotFinite as error:
             raise NaNLogits(rows[error.row].index) from error
         for i, row in enumerate(rows):
@@ -275,12 +338,14 @@ class Generator:
 
         All that the loop does: a shared prefix, rows that leave and rows that come later.
         """
-        run = _Run(prompts, [Group(4, (0, 1, 2))], 2)
-        self._enter(run, [0, 1], 0)
+        run = _Run(prompts, lambda _: [Group(4, (0, 1, 2))], 2)
+        self._open(run, [0, 1])
+        run.begin({0: 1, 1: 1})
         first = self._step(run.table, [more[0]] * 2)
         second = self._step(run.table, [more[1]] * 2)
         run.table.drop(0)
-        self._enter(run, [2], 0)
+        self._open(run, [2])
+        run.begin({2: 1})
         # Row 0 is prompt 1, which goes on for longer than it is compared.
         third = self._step(run.table, [more[0]] * 2)[1:]
         fourth = self._step(run.table, [more[1]] * 2)[1:]
@@ -294,47 +359,108 @@ def odd_layers(config: Any) -> list[str]:
     return sorted(map(str, kinds - {"full_attention", "sliding_attention"}))
 
 
+@dataclass
+class _Opened:
+    """Prompts that were run and whose answers have not all begun.
+
+    Attributes:
+        prompts: [n] their numbers.
+        tray: a row for each.
+        logits: [n, V] after each.
+    """
+
+    prompts: list[int]
+    tray: RowCache
+    logits: torch.Tensor
+
+
 class _Run:
     """The state of one call: who waits, who is being answered.
 
     Attributes:
-        waiting: (group, prompt) pairs, group by group, a group's longest prompts first.
+        prompts: the distinct prompts.
+        unbegun: the answers of each that have not begun, by index.
+        left: how many those are in all.
+        groups, group_of: groups of prompts, and the group of each.
+        waiting: prompts that were not run yet, group by group, a group's longest first.
+        opened: prompts that were, if any of their answers is unbegun.
         rows: answers that are being written, in the order of the table's rows.
         prefix: keys and values of the prefix of group `prefix_of`.
     """
 
-    def __init__(self, prompts: Sequence[Tokens], groups: Sequence[Group], batch_size: int) -> None:
-        self.prompts = prompts
-        self.groups = groups
+    def __init__(
+        self,
+        prompts: Sequence[Tokens],
+        groups: Callable[[Sequence[Tokens]], list[Group]],
+        batch_size: int,
+    ) -> None:
+        answers: dict[Tokens, list[int]] = {}
+        for index, prompt in enumerate(prompts):
+            answers.setdefault(prompt, []).append(index)
+        self.prompts = list(answers)
+        self.unbegun = list(answers.values())
+        self.left = len(prompts)
+        self.groups = groups(self.prompts)
+        self.group_of = {i: number for number, g in enumerate(self.groups) for i in g.members}
         self.batch_size = batch_size
         self.waiting = deque(
-            (number, i)
-            for number, group in enumerate(groups)
-            for i in sorted(group.members, key=lambda i: -len(prompts[i]))
+            i
+            for group in self.groups
+            for i in sorted(group.members, key=lambda i: -len(self.prompts[i]))
         )
+        self.opened: _Opened | None = None
         self.rows: list[_Row] = []
         self.table = RowCache()
         self.prefix, self.prefix_of = RowCache(), -1
 
-    def next(self, most: int) -> tuple[list[int], int]:
-        """Prompts of one group that should be run now, and their group.
+    def next(self, most: int) -> dict[int, int]:
+        """How many answers should begin now to which prompts: opened ones, or those of one group.
 
         A few at once: a pass costs about as much for one as for several.
         """
         room = most - len(self.rows)
-        if not self.waiting or room < min(max(1, most // 4), len(self.waiting)):
-            return [], -1
-        group = self.waiting[0][0]
-        chosen: list[int] = []
-        while self.waiting and self.waiting[0][0] == group and len(chosen) < room:
-            chosen.append(self.waiting.popleft()[1])
-        return chosen, group
+        if not self.left or room < min(max(1, most // 4), self.left):
+            return {}
+        chosen: dict[int, int] = {}
+        for prompt in self.opened.prompts if self.opened else self.waiting:
+            if not room or self.group_of[prompt] != self.group_of[next(iter(chosen), prompt)]:
+                break
+            chosen[prompt] = min(room, len(self.unbegun[prompt]))
+            room -= chosen[prompt]
+        return chosen
 
-    def put_back(self, chosen: Sequence[int], group: int, most: int) -> None:
-        """Let prompts wait again, and the last answers that are too many: those begin anew."""
-        self.waiting.extendleft((group, i) for i in reversed(chosen))
-        member = {i: number for number, g in enumerate(self.groups) for i in g.members}
+    def begin(self, chosen: Mapping[int, int]) -> torch.Tensor:
+        """Let so many answers to opened prompts begin; the logits [n, V] before their first tokens.
+
+        All of a prompt's answers go on from copies of the one row that was run for it.
+        """
+        assert self.opened is not None
+        of = {prompt: row for row, prompt in enumerate(self.opened.prompts)}
+        begun = [(prompt, i) for prompt, n in chosen.items() for i in self.unbegun[prompt][:n]]
+        copied = [of[prompt] for prompt, _ in begun]
+        logits = self.opened.logits
+        if copied != list(range(len(logits))):
+            logits = logits[torch.tensor(copied, device=logits.device)]
+        self.table.take(self.opened.tray, copied)
+        self.rows += [_Row(i, prompt) for prompt, i in begun]
+        self.left -= len(begun)
+        for prompt, n in chosen.items():
+            del self.unbegun[prompt][:n]
+        if not any(self.unbegun[prompt] for prompt in self.opened.prompts):
+            self.opened = None
+        return logits
+
+    def retreat(self, most: int) -> None:
+        """Go on with at most so many answers; the last ones, and opened prompts, begin anew."""
+        again = [] if self.opened is None else self.opened.prompts
+        self.opened = None
         while len(self.rows) > most:
-            index = self.rows.pop().index
+            row = self.rows.pop()
             self.table.drop(len(self.rows))
-            self.waiting.appendleft((member[index], index))
+            self.unbegun[row.prompt].insert(0, row.index)
+            self.left += 1
+            again.append(row.prompt)
+        waiting = set(self.waiting)
+        for prompt in dict.fromkeys(again):
+            if self.unbegun[prompt] and prompt not in waiting:
+                self.waiting.appendleft(prompt)

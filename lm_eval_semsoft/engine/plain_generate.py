@@ -1,4 +1,4 @@
-"""Greedy answers of models that do not go through our loop: `model.generate`, watched.
+"""Answers of models that do not go through our loop: `model.generate`, watched or led.
 
 Batches hold prompts of one length only, so that nothing is padded: not every model that lacks a
 key-value cache reads a mask.
@@ -22,7 +22,7 @@ from .forward import NaNLogits
 from .plan import Tokens
 from .readout import NotFinite
 from .stop import Stop
-from .token_measures import Measures, choose
+from .token_measures import Measures, Pick
 
 
 def write_plainly(
@@ -32,7 +32,7 @@ def write_plainly(
     max_tokens: int,
     stop: Stop,
     batch_size: int,
-    measured: bool,
+    pick: Pick,
 ) -> Iterator[tuple[int, list[int], list[Measures]]]:
     """Yield (index, tokens, measures of each token) for every prompt; see `Generator.generate`.
 
@@ -45,7 +45,7 @@ def write_plainly(
         for start in range(0, len(own), batch_size):
             batch = own[start : start + batch_size]
             ids = torch.tensor([prompts[i] for i in batch], device=device)
-            notes, ender = _Notes(measured), _Ender(n_tokens, stop)
+            leader, ender = _Leader(pick, batch, n_tokens), _Ender(n_tokens, stop)
             try:
                 given = model.generate(
                     input_ids=ids,
@@ -53,7 +53,7 @@ def write_plainly(
                     max_new_tokens=max_tokens,
                     do_sample=False,
                     pad_token_id=0,
-                    logits_processor=LogitsProcessorList([notes]),
+                    logits_processor=LogitsProcessorList([leader]),
                     stopping_criteria=StoppingCriteriaList([ender]),
                     **({"eos_token_id": sorted(stop.tokens)} if stop.tokens else {}),
                 )
@@ -61,21 +61,23 @@ def write_plainly(
                 raise NaNLogits(batch[error.row]) from error
             for row, index in enumerate(batch):
                 tokens = given[row, n_tokens:].tolist()[: ender.length(row)]
-                yield index, tokens, [step[row] for step in notes.steps[: len(tokens)]]
+                yield index, tokens, [step[row] for step in leader.steps[: len(tokens)]]
 
 
-class _Notes(LogitsProcessor):
-    """Changes no logits, and keeps what they tell: a [B, …] array for each step."""
+class _Leader(LogitsProcessor):
+    """Leaves only the picked token of each row, and keeps what the logits tell at each step."""
 
-    def __init__(self, measured: bool) -> None:
+    def __init__(self, pick: Pick, answers: Sequence[int], n_prompt: int) -> None:
         self.steps: list[Measures] = []
-        self._measured = measured
+        self._pick, self._answers, self._n_prompt = pick, answers, n_prompt
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        _, measures = choose(scores, self._measured)
+        number = input_ids.shape[1] - self._n_prompt
+        tokens, measures = self._pick(scores, [(answer, number) for answer in self._answers])
         if measures is not None:
             self.steps.append(measures)
-        return scores
+        picked = torch.tensor(tokens, device=scores.device)[:, None]
+        return torch.full_like(scores, float("-inf")).scatter_(1, picked, 0.0)
 
 
 class _Ender(StoppingCriteria):

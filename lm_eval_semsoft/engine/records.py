@@ -192,10 +192,10 @@ class ReadoutRows:
 
     def __getitem__(self, i: int) -> Readout:
         own: dict[str, Any] = {name: column[i].copy() for name, column in self._fixed.items()}
-        for name, (values, offsets) in self._ragged.items():
-            own[name] = values[offsets[i] : offsets[i + 1]].copy()
-        for name, column in self._single.items():
-            own[name] = float(column[i])
+        for name, column in self._ragged.items():
+            own[name] = _row(column, i)
+        for name, values in self._single.items():
+            own[name] = float(values[i])
         if self._hidden is not None:
             own[HIDDEN] = self._hidden[i].copy()
         return Readout(**own)
@@ -212,10 +212,18 @@ def hidden_column(table: pa.Table, shape: HiddenShape) -> NDArray[np.float16]:
 
 
 class Answer(NamedTuple):
-    """A generated text and what its tokens tell."""
+    """A generated text and what its tokens tell.
+
+    Attributes:
+        text: what is shown.
+        trace: of its tokens; None for sampled answers.
+        logprobs: float32 of all tokens that were generated, with what ended the answer; None in
+            parts that were written before they were kept.
+    """
 
     text: str
-    trace: Trace
+    trace: Trace | None
+    logprobs: NDArray[np.float32] | None = None
 
 
 ANSWER_SCHEMA = pa.schema(
@@ -228,27 +236,50 @@ ANSWER_SCHEMA = pa.schema(
 )
 
 
+GENERATED = "generated_logprobs"  # the column of `Answer.logprobs`
+_NOTHING = np.zeros(0, np.float32)
+
+
 def table_of_answers(pending: Sequence[tuple[bytes, Answer]]) -> pa.Table:
-    """Rows of a part; what a token has several of stands one after the other."""
-    traces = [answer.trace for _, answer in pending]
+    """Rows of a part; what a token has several of stands one after the other.
+
+    A vocabulary of 0 says that there is no trace. All of the answers know the log-probabilities of
+    their tokens, or none does.
+    """
+    answers = [answer for _, answer in pending]
     columns: dict[str, Any] = {
         "prompt": [key for key, _ in pending],
-        "text": [encodable(answer.text) for _, answer in pending],
-        "vocabulary": [trace.vocabulary for trace in traces],
+        "text": [encodable(answer.text) for answer in answers],
+        "vocabulary": [0 if a.trace is None else a.trace.vocabulary for a in answers],
     }
-    for name in _TRACED:
-        columns[name] = _ragged([getattr(trace, name).ravel() for trace in traces])
-    return pa.table(columns, schema=ANSWER_SCHEMA)
+    for name, (kind, _) in _TRACED.items():
+        nothing = _NOTHING.astype(kind.to_pandas_dtype())
+        columns[name] = _ragged(
+            [nothing if a.trace is None else getattr(a.trace, name).ravel() for a in answers]
+        )
+    table = pa.table(columns, schema=ANSWER_SCHEMA)
+    known = [answer.logprobs for answer in answers if answer.logprobs is not None]
+    return table.append_column(GENERATED, _ragged(known)) if known else table
 
 
 def answers_in(table: pa.Table) -> Iterator[tuple[bytes, Answer]]:
     """The rows of a part of answers, whose arrays do not keep the part in memory."""
     columns = {name: ragged_column(table, name) for name in _TRACED}
+    totals = ragged_column(table, GENERATED) if GENERATED in table.column_names else None
     rows = zip(*(table[name].to_pylist() for name in ("prompt", "text", "vocabulary")), strict=True)
     for i, (key, text, vocabulary) in enumerate(rows):
+        logprobs = None if totals is None else _row(totals, i)
+        if not vocabulary:
+            yield key, Answer(text, None, logprobs)
+            continue
         own = {}
-        for name, (values, offsets) in columns.items():
-            flat = values[offsets[i] : offsets[i + 1]].copy()
+        for name, column in columns.items():
+            flat = _row(column, i)
             width = _TRACED[name][1]
             own[name] = flat if width == 1 else flat.reshape(-1, width)
-        yield key, Answer(text, Trace(**own, vocabulary=vocabulary))
+        yield key, Answer(text, Trace(**own, vocabulary=vocabulary), logprobs)
+
+
+def _row(column: tuple[NDArray[Any], NDArray[np.int64]], i: int) -> NDArray[Any]:
+    values, offsets = column
+    return values[offsets[i] : offsets[i + 1]].copy()

@@ -44,16 +44,19 @@ class RowCache(Cache):
         self.lengths[row] = self.lengths[last]
         self.lengths.pop()
 
-    def take(self, other: RowCache) -> None:
-        """Append the rows of another cache."""
-        n, end = len(self.lengths), max([*self.lengths, *other.lengths])
+    def take(self, other: RowCache, rows: Sequence[int]) -> None:
+        """Append rows of another cache, by number; one may come several times."""
+        lengths = [other.lengths[row] for row in rows]
+        n, end = len(self.lengths), max([*self.lengths, *lengths])
         while len(self._layers) < len(other._layers):
             self._layers.append(_Layer(self))
-        for own, theirs in zip(self._layers, other._layers, strict=True):
-            own.make_room(theirs, n + len(other.lengths), end)
+        pairs = list(zip(self._layers, other._layers, strict=True))
+        for own, theirs in pairs:  # first, since memory may lack: so far nothing has moved
+            own.make_room(theirs, n + len(rows), end)
+        for own, theirs in pairs:
             own.shift(n, self.end, end)
-            own.copy(theirs, other.lengths, other.end, n, end)
-        self.lengths += other.lengths
+            own.copy(theirs, rows, lengths, other.end, n, end)
+        self.lengths += lengths
         self.end = end
 
     def lay(self, source: RowCache, counts: Sequence[int]) -> None:
@@ -121,8 +124,16 @@ class _Layer(DynamicLayer):
             for x in (self.keys, self.values):
                 x[:rows, :, new_end - kept : new_end] = x[:rows, :, end - kept : end].clone()
 
-    def copy(self, other: _Layer, lengths: Sequence[int], end: int, row: int, new_end: int) -> None:
-        """Put another layer's rows, which end in column `end`, after the first `row` rows."""
-        for i, n in enumerate(lengths):
-            self.keys[row + i, :, new_end - n : new_end] = other.keys[i, :, end - n : end]
-            self.values[row + i, :, new_end - n : new_end] = other.values[i, :, end - n : end]
+    def copy(
+        self,
+        other: _Layer,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        end: int,
+        first: int,
+        new_end: int,
+    ) -> None:
+        """Put another layer's rows, which end in column `end`, after the first ones here."""
+        for i, (row, n) in enumerate(zip(rows, lengths, strict=True), start=first):
+            self.keys[i, :, new_end - n : new_end] = other.keys[row, :, end - n : end]
+            self.values[i, :, new_end - n : new_end] = other.values[row, :, end - n : end]

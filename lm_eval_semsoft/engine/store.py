@@ -4,7 +4,7 @@ A directory holds one model's readouts:
 
     manifest.json           what they depend on, and the label sets of the tasks
     readouts/*.parquet      append-only parts, one row per distinct prompt
-    answers/*.parquet       the same for generated answers, one row per prompt
+    answers/*.parquet       the same for generated answers, one row per prompt and sample
     documents/*.parquet     which document asked which prompts
     embeddings.safetensors  the output embeddings E [V, d], so that any kernel can be built later
     vocabulary.parquet      the text of every token
@@ -52,6 +52,7 @@ from .readout import Readout
 from .records import (
     ANSWER_SCHEMA,
     DOCUMENT_SCHEMA,
+    GENERATED,
     HIDDEN,
     Answer,
     Asked,
@@ -129,7 +130,7 @@ def read_answers(folder: Path) -> dict[bytes, Answer]:
     Raises:
         as `read_readouts`.
     """
-    tables = _tables(folder, ANSWERS, ANSWER_SCHEMA)
+    tables = _tables(folder, ANSWERS, ANSWER_SCHEMA, GENERATED)
     return {key: answer for table in tables for key, answer in answers_in(table)}
 
 
@@ -449,7 +450,7 @@ class Store:
         """The generated answers that are here, each once."""
         if not (wanted := set(keys)):
             return
-        for table in self._good_parts(ANSWERS, ANSWER_SCHEMA):
+        for table in self._good_parts(ANSWERS, ANSWER_SCHEMA, GENERATED):
             for key, answer in answers_in(table):
                 if key in wanted:
                     wanted.remove(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from .readout import NotFinite, entropy_of, nuclei, slices_of, top_k_of
 from .trace import Decode, Trace, settled
 
 Measures = NDArray[np.float32]
+# Logits [n, V], and which token (answer, number) each row is for -> the token of each, and what
+# the rows tell.
+Pick = Callable[[torch.Tensor, Sequence[tuple[int, int]]], tuple[list[int], Measures | None]]
 
 _K, _N = len(TOP_KS), len(NUCLEUS_LEVELS)
 

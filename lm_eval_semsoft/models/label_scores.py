@@ -69,7 +69,8 @@ def dump_response(value: object) -> str:
         readout = value.readout.to_json() if value.readout else None
         return json.dumps({"label_score": [value[0], value[1], value.constrained, readout]})
     if isinstance(value, GeneratedText):
-        return json.dumps({"generated": [value, value.trace.to_json()]})
+        trace = None if value.trace is None else value.trace.to_json()
+        return json.dumps({"generated": [value, trace, value.logprob, value.n_tokens]})
     return json.dumps({"tuple" if isinstance(value, tuple) else "value": value})
 
 
@@ -80,8 +81,8 @@ def load_response(text: str) -> Any:
         own = Readout.from_json(readout) if readout else None
         return LabelScore(log_score, greedy, constrained, own)
     if "generated" in record:
-        generated, trace = record["generated"]
-        return GeneratedText(generated, Trace.from_json(trace))
+        generated, trace, *totals = record["generated"]  # without totals before they were kept
+        return GeneratedText(generated, None if trace is None else Trace.from_json(trace), *totals)
     return tuple(record["tuple"]) if "tuple" in record else record["value"]
 
 

@@ -66,7 +66,11 @@ def load_generations(folder: str | Path) -> list[Generations]:
             tasks.setdefault(document.task, []).append(document)
     if not tasks:
         return []
-    answers = store.read_answers(source.folder)
+    answers = {
+        key: (answer.text, answer.trace)
+        for key, answer in store.read_answers(source.folder).items()
+        if answer.trace is not None  # not a sample
+    }
     found = []
     for task, documents in tasks.items():
         here = [d for d in documents if d.prompts[0] in answers]
@@ -81,6 +85,6 @@ def load_generations(folder: str | Path) -> list[Generations]:
             )
         docs = tuple(json.loads(d.doc) for d in here)
         own = [answers[d.prompts[0]] for d in here]
-        texts, traces = tuple(a.text for a in own), tuple(a.trace for a in own)
+        texts, traces = tuple(text for text, _ in own), tuple(trace for _, trace in own)
         found.append(Generations(source, task, keys_of(here, docs), docs, texts, traces, missing))
     return found
