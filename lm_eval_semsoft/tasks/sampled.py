@@ -242,7 +242,7 @@ def clustered(
         answers=list(texts),
         clusters=ids.tolist(),
         mean_logprobs=[_known(getattr(sample, "mean_logprob", math.nan)) for sample in samples],
-        n_tokens=[getattr(sample, "n_tokens", None) for sample in samples],
+        n_tokens=[_known(getattr(sample, "n_tokens", math.nan)) for sample in samples],
         prediction=texts[semantic_entropy.representative(ids)],
         confidence=confidence,
     )
