@@ -25,9 +25,7 @@ from lm_eval_semsoft.tasks.right import judge_named, right_answers
 METRICS = {
     **confidence_metrics.METRICS,
     "parse_rate": Metric(metrics.mean, metrics.mean_stderr, True),
-    "n_tokens": Metric(
-        metrics.of_known(metrics.mean), metrics.of_known(metrics.mean_stderr), None
-    ),
+    "n_tokens": Metric(metrics.of_known(metrics.mean), metrics.of_known(metrics.mean_stderr), None),
     "no_gold": Metric(metrics.mean, None, None),
     "published_data": Metric(metrics.mean, None, None),
 }

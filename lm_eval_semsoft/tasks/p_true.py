@@ -55,7 +55,9 @@ CHECKED = (
         False,
     ),
 )
-_MARK = "ProposedAnswer-4f1c9"  # where the answer goes in a prompt that has been rendered without it
+_MARK = (
+    "ProposedAnswer-4f1c9"  # where the answer goes in a prompt that has been rendered without it
+)
 
 ChatTemplate = Callable[..., str]
 
@@ -84,9 +86,7 @@ class AboutAnswer(Instance):
         idx, metadata: as of any `Instance`.
     """
 
-    def __init__(
-        self, answer: Instance, frame: Frame, label: str, idx: int, metadata: Any
-    ) -> None:
+    def __init__(self, answer: Instance, frame: Frame, label: str, idx: int, metadata: Any) -> None:
         super().__init__("loglikelihood", answer.doc, (*frame, label), idx, metadata)
         self.answer = answer
         self.frame = frame

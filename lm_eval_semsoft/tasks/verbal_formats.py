@@ -121,7 +121,7 @@ _LABEL = re.compile(
     r"(?:\s?\([^()\n]{0,20}\))?[*_\"'`]{0,3}\s{0,3}(?:[:：=]|(?<=confidence )is\b)",
     re.IGNORECASE,
 )
-_AROUND = " \t,;|*_`\"'“”<>[]{}"
+_AROUND = " \t,;，、；|*_`\"'“”<>[]{}"
 
 
 def parse_ten(text: str) -> Verbal:
