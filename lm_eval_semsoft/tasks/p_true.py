@@ -55,6 +55,7 @@ CHECKED = (
         False,
     ),
 )
+_SECOND = "_check"  # added to the task's name in the requests of the second stage
 _MARK = (
     "ProposedAnswer-4f1c9"  # where the answer goes in a prompt that has been rendered without it
 )
@@ -101,7 +102,7 @@ class AboutAnswer(Instance):
         """
         if not self.answer.resps:
             raise AnswerMissing(
-                f"{self.task_name}: the model was asked whether its answers are true before it had "
+                f"{self.answer.task_name}: the model was asked whether its answers are true before it had "
                 "given them, because log-likelihoods of another task came first: run P(True) tasks "
                 "in a command of their own."
             )
@@ -135,8 +136,11 @@ class Task(BaselineTask):
             frame, space = chat_frame(doc, self.context, n, template), ""
         else:
             frame, space = plain_frame(doc, self.context, n), " "
+        # A name of its own: a readouts directory has one kind of prompt for each task and document.
+        task, *numbers = kwargs["metadata"]
+        metadata = (f"{task}{_SECOND}", *numbers)
         about = [
-            AboutAnswer(answer, frame, f"{space}{label}", idx, kwargs["metadata"])
+            AboutAnswer(answer, frame, f"{space}{label}", idx, metadata)
             for idx, label in enumerate(LABELS, start=1)
         ]
         return [answer, *about]
