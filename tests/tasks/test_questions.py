@@ -173,9 +173,9 @@ def test_nothing_at_hand(local, name, monkeypatch):
         ("where does it cross \u200b", "where does it cross?"),
         ("Who was it? ,", "Who was it?"),
         ("Name him.", "Name him?"),
-        ("It is made via a(n)", "It is made via a(n)?"),
+        ("it is known as a(n)", "it is known as a(n)?"),
         ("what is the meaning of e.g.", "what is the meaning of e.g.?"),
-        ('Who starred in "Gamer?"', 'Who starred in "Gamer?"?'),
+        ('Who sings "Lola?"', 'Who sings "Lola?"?'),
     ],
 )
 def test_questions_end_with_a_question_mark(local, given, asked):
