@@ -73,10 +73,14 @@ def test_base_prompts(load_task, prompts):
     assert prompt.count("is: True\n") == prompt.count("is: False\n") == 2
 
 
+def render(messages, add_generation_prompt=True):
+    """A chat template that shows what it was given."""
+    turns = [f"<{m['role']}>{m['content']}" for m in messages]
+    return "".join(turns) + ("<assistant>" if add_generation_prompt else "")
+
+
 @pytest.mark.parametrize("multiturn", [True, False])
 def test_chat_prompts(load_task, multiturn):
-    from tests.tasks.conftest import render
-
     task = load_task(NAME, judge="rules")
     task.set_config("num_fewshot", 1)
     task.build_all_requests(
