@@ -103,7 +103,7 @@ class AboutAnswer(Instance):
         if not self.answer.resps:
             raise AnswerMissing(
                 f"{self.answer.task_name}: the model was asked whether its answers are true before "
-                "it had given them, because log-likelihoods of another task came first: run P(True) "
+                "it had given them, because another task's log-likelihoods came first: run P(True) "
                 "tasks in a command of their own."
             )
         return self.frame.around(answer_text(self.answer.resps[0])), self.label
