@@ -7,22 +7,46 @@ that it means the same as one (a score of at least `judges.SAME`).
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Sequence
 
-from lm_eval_semsoft.judges import SAME, Judge, resolve
+from lm_eval_semsoft.judges import DEFAULT, SAME, Judge, resolve
 from lm_eval_semsoft.judges.text import has_content, squad
 from lm_eval_semsoft.models import demo
 
+logger = logging.getLogger(__name__)
 
-@functools.cache
+# A gold answer often has dozens of aliases, and one of them that is merged by mistake makes a wrong
+# answer right: so the encoder must be surer than among a model's own answers (docs/judges.md).
+REFERENCE = "rules+encoder:minilm@0.75"
+
+
+def reference_of(judge: str, reference_judge: str | None) -> str:
+    """The judge of right and wrong: the one that was asked for, else one that fits the other.
+
+    Args:
+        judge: of meanings.
+        reference_judge: None = `REFERENCE`, unless another judge of meanings than the default was
+            asked for: then that.
+    """
+    return reference_judge or (REFERENCE if judge == DEFAULT else judge)
+
+
 def judge_named(name: str) -> Judge:
-    """The judge of that name, one for all tasks of a run: they share its model and its cache.
+    """The judge of that name, the same one for all tasks of a process.
 
     Raises:
         JudgeError: see `lm_eval_semsoft.judges.resolve`.
     """
-    return resolve(name, locate=demo.resolve)
+    return _judge(name) if isinstance(name, str) else resolve(name)  # which says what is wrong
+
+
+@functools.cache
+def _judge(name: str) -> Judge:
+    judge = resolve(name, locate=demo.resolve)
+    logger.info("Answers are judged by %s.", judge.name)
+    return judge
 
 
 def right_answers(

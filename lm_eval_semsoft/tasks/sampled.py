@@ -32,7 +32,7 @@ from lm_eval_semsoft.tasks.logged import Logged
 from lm_eval_semsoft.tasks.metrics import DocRecord, DocValue, Payload
 from lm_eval_semsoft.tasks.prompts import InstructedTask
 from lm_eval_semsoft.tasks.questions import INSTRUCTION, examples
-from lm_eval_semsoft.tasks.right import judge_named, right_answers
+from lm_eval_semsoft.tasks.right import judge_named, reference_of, right_answers
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +48,15 @@ class Options:
 
     Attributes:
         n_samples: N.
-        judge: its name (docs/judges.md).
+        judge: of meanings, its name (docs/judges.md).
+        reference_judge: of right and wrong; None: see `tasks.right.reference_of`.
         cluster: `core.semantic_entropy.METHODS`.
         confidence: ``share`` of the largest cluster, or ``entropy``: 1 - H / ln N.
     """
 
     n_samples: int = N_SAMPLES
     judge: str = DEFAULT
+    reference_judge: str | None = None
     cluster: str = "greedy"
     confidence: str = "share"
 
@@ -82,8 +84,10 @@ class SampledTask(InstructedTask):
         config = dict(config or {})
         given = config.get("metadata") or {}
         self.options = Options(**{k: v for k, v in given.items() if k in OPTIONS})
-        # Before the data, and long before the answers: a judge that is missing is found out now.
+        # Before the data, and long before the answers: a missing judge is told now.
         self.judge = judge_named(self.options.judge)
+        reference = reference_of(self.options.judge, self.options.reference_judge)
+        self.reference_judge = judge_named(reference)
         if given.get("context") == "gold":
             with_texts = {"samples": functools.partial(examples, "gold")}
             config["fewshot_config"] = config["fewshot_config"] | with_texts
@@ -135,9 +139,11 @@ class SampledTask(InstructedTask):
             pairs.setdefault(instance.doc_id, []).append(instance)
         asked = [sorted(own, key=lambda instance: instance.idx) for own in pairs.values()]
         questions = [question_of(sampled) for sampled, _ in asked]
-        logger.info("%s: judging with %s", self.config.task, self.judge.name)
+        names = (self.judge.name, self.reference_judge.name)
+        logger.info("%s: meanings by the judge %s, right and wrong by %s", self.config.task, *names)
         outcomes = judge_all(
             self.judge,
+            self.reference_judge,
             questions,
             [[*sampled.resps[: self.options.n_samples]] for sampled, _ in asked],
             [greedy.resps[0] for _, greedy in asked],
@@ -186,6 +192,7 @@ def question_of(instance: Instance) -> Question:
 
 def judge_all(
     judge: Judge,
+    reference_judge: Judge,
     questions: Sequence[Question],
     samples: Sequence[Sequence[str]],
     greedy: Sequence[str],
@@ -195,6 +202,7 @@ def judge_all(
 
     Args:
         judge: of meanings.
+        reference_judge: of right and wrong.
         questions: [n].
         samples: [n][N] sampled answers.
         greedy: [n].
@@ -213,7 +221,7 @@ def judge_all(
     asked = [(q, column[i]) for column in columns for i, q in enumerate(questions)]
     right = np.reshape(
         right_answers(
-            judge,
+            reference_judge,
             [q.text for q, _ in asked],
             [prediction for _, prediction in asked],
             [q.answers for q, _ in asked],

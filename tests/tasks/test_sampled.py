@@ -26,7 +26,7 @@ SAMPLES = ["Paris", "Lyon", "paris.", "Lyon", "", "Paris", "Lyon", "Nice", "the 
 
 def outcome(samples=SAMPLES, question=CAPITAL, greedy="Paris", judge=None, **options):
     options = Options(**{"n_samples": len(samples), **options})
-    return judge_all(judge or Exact(), [question], [samples], [greedy], options)[0]
+    return judge_all(judge or Exact(), Exact(), [question], [samples], [greedy], options)[0]
 
 
 def measured(found, question=CAPITAL, k=None, doc_id="d0"):
@@ -200,7 +200,7 @@ def test_sampling_cannot_be_turned_off(embedded, load_task, change):
 
 def test_a_missing_judge_is_told_before_anything_is_sampled(embedded, load_task, monkeypatch):
     monkeypatch.setattr(encoder, "packaged_encoder", lambda: None)
-    right.judge_named.cache_clear()
+    right._judge.cache_clear()
     with pytest.raises(JudgeError, match="sentence encoder is not installed"):
         load_task("nq_open_se")
 
@@ -286,4 +286,18 @@ def test_every_judge_name_is_kept(run):
 
 
 def test_the_module_lists_its_options():
-    assert set(sampled.OPTIONS) == {"n_samples", "judge", "cluster", "confidence"}
+    expected = {"n_samples", "judge", "reference_judge", "cluster", "confidence"}
+    assert set(sampled.OPTIONS) == expected
+
+
+@pytest.mark.parametrize(
+    ("judge", "reference_judge", "expected"),
+    [
+        ("rules+encoder", None, right.REFERENCE),
+        ("rules", None, "rules"),
+        ("rules", "exact", "exact"),
+        ("rules+encoder", "f1:0.5", "f1:0.5"),
+    ],
+)
+def test_who_says_what_is_right(judge, reference_judge, expected):
+    assert right.reference_of(judge, reference_judge) == expected
