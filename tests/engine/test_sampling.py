@@ -29,6 +29,8 @@ WAYS = (
     Sampling(top_p=0.8),
     Sampling(temperature=1.5, top_k=20, top_p=0.9),
 )
+#: Some tiny models are so sure of themselves that at 1 they say the same in every sample.
+FLAT = Sampling(temperature=4.0, top_k=100, top_p=0.95)
 
 
 def prompts_of(tiny: Any, comments: Sequence[str]) -> list[Tokens]:
@@ -72,6 +74,8 @@ def check_frequencies(tokens: Sequence[int], p: np.ndarray) -> None:
     seen, due = counts[often], expected[often]
     if (rest := expected[~often].sum()) > 1:
         seen, due = np.append(seen, counts[~often].sum()), np.append(due, rest)
+    if len(due) == 1:
+        return
     assert chisquare(seen, due * seen.sum() / due.sum()).pvalue > 1e-3
 
 
@@ -187,9 +191,9 @@ def test_first_tokens_follow_the_cut_distribution(
     sampling: Sampling, tiny_model: Callable[[str], Any], comments: tuple[str, ...]
 ) -> None:
     """20,000 samples of two prompts that share a prefix, many at once."""
-    tiny = tiny_model("gemma3")
+    tiny = tiny_model("llama")
     given = prompts_of(tiny, comments)[1:3]
-    prompts = given * 20_000
+    prompts = given * 10_000
     found: dict[Tokens, list[int]] = {prompt: [] for prompt in given}
     sampled = generator_of(tiny).sample(
         prompts, seeds_of(len(prompts)), sampling, 1, Stop(), batch_size=4000
@@ -197,7 +201,8 @@ def test_first_tokens_follow_the_cut_distribution(
     for index, tokens, _ in sampled:
         found[prompts[index]] += tokens
     for prompt, tokens in found.items():
-        assert len(tokens) == 20_000
+        assert len(tokens) == 10_000
+        assert len(set(tokens)) > 2
         check_frequencies(tokens, cut(next_logits(tiny.model, prompt), sampling))
 
 
@@ -230,7 +235,7 @@ def answers_of(
     batch_size: int = 1,
     most: int = 12,
 ) -> dict[bytes, list[int]]:
-    found = generator.sample(prompts, seeds, Sampling(top_p=0.95), most, stop, batch_size)
+    found = generator.sample(prompts, seeds, FLAT, most, stop, batch_size)
     return {seeds[i]: tokens for i, tokens, _ in found}
 
 
@@ -259,12 +264,9 @@ def test_an_answer_depends_on_its_prompt_and_seed_alone(
 def test_logprobs_are_those_of_the_whole_distribution(tiny: Any, comments: tuple[str, ...]) -> None:
     given = prompts_of(tiny, comments)[:3]
     prompts = [prompt for prompt in given for _ in range(3)]
-    sampling = Sampling(temperature=0.8, top_k=40, top_p=0.95)
     stop = Stop(frozenset(range(0, 480, 9)))
     ended = 0
-    for i, tokens, logprobs in generator_of(tiny).sample(
-        prompts, seeds_of(9), sampling, 10, stop, 4
-    ):
+    for i, tokens, logprobs in generator_of(tiny).sample(prompts, seeds_of(9), FLAT, 10, stop, 4):
         ids = torch.tensor([[*prompts[i], *tokens]])
         logits = tiny.model(input_ids=ids).logits[0, len(prompts[i]) - 1 : -1].double()
         expected = log_softmax(logits.numpy(), axis=-1)[range(len(tokens)), tokens]
