@@ -35,7 +35,8 @@ FLAT = Sampling(temperature=4.0, top_k=100, top_p=0.95)
 
 
 def prompts_of(tiny: Any, comments: Sequence[str]) -> list[Tokens]:
-    texts = [HEAD * (i % 3 > 0) + comment for i, comment in enumerate(comments)]
+    """Two in three share a beginning that is long enough to be run by itself."""
+    texts = [HEAD * 5 * (i % 3 > 0) + comment for i, comment in enumerate(comments)]
     return [tuple(tiny.tokenizer(text)["input_ids"]) for text in texts]
 
 
@@ -342,6 +343,35 @@ def test_a_lack_of_memory_parts_the_samples_of_a_prompt(
     )
     with pytest.raises(torch.OutOfMemoryError):
         answers_of(generator, prompts, seeds, stop, 16)
+
+
+def test_memory_that_lacks_once_changes_nothing(
+    tiny_model: Callable[[str], Any],
+    comments: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the pass of a shared prefix, of prompts, or of the first tokens."""
+    tiny = tiny_model("llama")
+    prompts = [prompt for prompt in prompts_of(tiny, comments)[1:3] for _ in range(3)]
+    seeds = seeds_of(len(prompts))
+    expected = answers_of(generator_of(tiny), prompts, seeds, Stop(), most=5)
+    run = tiny.model.forward
+    widths: list[int] = []
+    for fatal in range(5):
+        generator, calls = generator_of(tiny), [0]
+        assert generator.able()
+
+        def forward(fatal: int = fatal, calls: list[int] = calls, **inputs: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == fatal + 1:
+                widths.append(inputs["input_ids"].shape[1])
+                raise torch.OutOfMemoryError("a test")
+            return run(**inputs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tiny.model, "forward", forward)
+            assert answers_of(generator, prompts, seeds, Stop(), 4, most=5) == expected
+    assert widths[0] > widths[1] > widths[2] == 1
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mamba"])
