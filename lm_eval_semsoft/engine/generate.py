@@ -223,8 +223,9 @@ class Generator:
         n_prefix = run.groups[group].prefix
         prompts = [run.prompts[i] for i in chosen]
         if n_prefix and run.prefix_of != group:
-            run.prefix, run.prefix_of = RowCache(), group
+            run.prefix, run.prefix_of = RowCache(), -1
             self._pass(run.prefix, [prompts[0][:n_prefix]], [n_prefix], answers=False)
+            run.prefix_of = group  # now that nothing has failed
         tray, lengths = RowCache(), [len(p) for p in prompts]
         # Every row runs as many tokens as the one that has most after the prefix: so all end in
         # one column and none needs padding between its prefix and the rest.

@@ -7,6 +7,7 @@ token of every row. A row that is done leaves at once, and another may take its 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -125,15 +126,14 @@ class _Layer(DynamicLayer):
                 x[:rows, :, new_end - kept : new_end] = x[:rows, :, end - kept : end].clone()
 
     def copy(
-        self,
-        other: _Layer,
-        rows: Sequence[int],
-        lengths: Sequence[int],
-        end: int,
-        first: int,
+        self, other: _Layer, rows: Sequence[int], lengths: Sequence[int], end: int, first: int,
         new_end: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Put another layer's rows, which end in column `end`, after the first ones here."""
-        for i, (row, n) in enumerate(zip(rows, lengths, strict=True), start=first):
-            self.keys[i, :, new_end - n : new_end] = other.keys[row, :, end - n : end]
-            self.values[i, :, new_end - n : new_end] = other.values[row, :, end - n : end]
+        for row, same in groupby(zip(rows, lengths, strict=True)):
+            many, n = len(list(same)), row[1]
+            for own, theirs in ((self.keys, other.keys), (self.values, other.values)):
+                own[first : first + many, :, new_end - n : new_end] = theirs[
+                    row[0], :, end - n : end
+                ]
+            first += many

@@ -134,11 +134,11 @@ def generate_until(
     results: list[Any] = [None] * len(requests)
     ways = [way_of(lm, request.args[1]) for request in requests]
     for sampled in (False, True):
-        own = [i for i, way in enumerate(ways) if way and bool(way.sampling) == sampled]
+        own = {way for way in ways if way and bool(way.sampling) == sampled}
         if own and (reason := why_stock(lm.model, sampled)):
             what = "Sampled answers" if sampled else "Answers"
             logger.info("%s are left to the stock model, without traces: %s.", what, reason)
-            ways = [None if i in set(own) else way for i, way in enumerate(ways)]
+            ways = [None if way in own else way for way in ways]
     ours = [i for i, way in enumerate(ways) if way is not None]
     quiet = disable_tqdm or lm.rank != 0
     with tqdm(total=len(ours), unit="doc", desc="Generating", disable=quiet or not ours) as bar:

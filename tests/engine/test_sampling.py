@@ -29,10 +29,14 @@ WAYS = (
     Sampling(top_p=0.8),
     Sampling(temperature=1.5, top_k=20, top_p=0.9),
 )
+KINDS = ("gemma2", "qwen3", "opt", "bloom", "mamba")  # the last does not go through our loop
+#: Some tiny models are so sure of themselves that at 1 they say the same in every sample.
+FLAT = Sampling(temperature=4.0, top_k=100, top_p=0.95)
 
 
 def prompts_of(tiny: Any, comments: Sequence[str]) -> list[Tokens]:
-    texts = [HEAD * (i % 3 > 0) + comment for i, comment in enumerate(comments)]
+    """Two in three share a beginning that is long enough to be run by itself."""
+    texts = [HEAD * 5 * (i % 3 > 0) + comment for i, comment in enumerate(comments)]
     return [tuple(tiny.tokenizer(text)["input_ids"]) for text in texts]
 
 
@@ -72,6 +76,8 @@ def check_frequencies(tokens: Sequence[int], p: np.ndarray) -> None:
     seen, due = counts[often], expected[often]
     if (rest := expected[~often].sum()) > 1:
         seen, due = np.append(seen, counts[~often].sum()), np.append(due, rest)
+    if len(due) == 1:
+        return
     assert chisquare(seen, due * seen.sum() / due.sum()).pvalue > 1e-3
 
 
@@ -187,9 +193,9 @@ def test_first_tokens_follow_the_cut_distribution(
     sampling: Sampling, tiny_model: Callable[[str], Any], comments: tuple[str, ...]
 ) -> None:
     """20,000 samples of two prompts that share a prefix, many at once."""
-    tiny = tiny_model("gemma3")
+    tiny = tiny_model("llama")
     given = prompts_of(tiny, comments)[1:3]
-    prompts = given * 20_000
+    prompts = given * 10_000
     found: dict[Tokens, list[int]] = {prompt: [] for prompt in given}
     sampled = generator_of(tiny).sample(
         prompts, seeds_of(len(prompts)), sampling, 1, Stop(), batch_size=4000
@@ -197,7 +203,8 @@ def test_first_tokens_follow_the_cut_distribution(
     for index, tokens, _ in sampled:
         found[prompts[index]] += tokens
     for prompt, tokens in found.items():
-        assert len(tokens) == 20_000
+        assert len(tokens) == 10_000
+        assert len(set(tokens)) > 2
         check_frequencies(tokens, cut(next_logits(tiny.model, prompt), sampling))
 
 
@@ -230,13 +237,15 @@ def answers_of(
     batch_size: int = 1,
     most: int = 12,
 ) -> dict[bytes, list[int]]:
-    found = generator.sample(prompts, seeds, Sampling(top_p=0.95), most, stop, batch_size)
+    found = generator.sample(prompts, seeds, FLAT, most, stop, batch_size)
     return {seeds[i]: tokens for i, tokens, _ in found}
 
 
+@pytest.mark.parametrize("name", KINDS)
 def test_an_answer_depends_on_its_prompt_and_seed_alone(
-    tiny: Any, comments: tuple[str, ...]
+    name: str, tiny_model: Callable[[str], Any], comments: tuple[str, ...]
 ) -> None:
+    tiny = tiny_model(name)
     given = prompts_of(tiny, comments)[:5]
     prompts = [prompt for prompt in given for _ in range(4)]
     seeds = seeds_of(len(prompts))
@@ -255,16 +264,17 @@ def test_an_answer_depends_on_its_prompt_and_seed_alone(
     assert sum(a == b for a, b in zip(expected.values(), others.values(), strict=True)) < 5
 
 
+@pytest.mark.parametrize("name", KINDS)
 @torch.inference_mode()
-def test_logprobs_are_those_of_the_whole_distribution(tiny: Any, comments: tuple[str, ...]) -> None:
+def test_logprobs_are_those_of_the_whole_distribution(
+    name: str, tiny_model: Callable[[str], Any], comments: tuple[str, ...]
+) -> None:
+    tiny = tiny_model(name)
     given = prompts_of(tiny, comments)[:3]
     prompts = [prompt for prompt in given for _ in range(3)]
-    sampling = Sampling(temperature=0.8, top_k=40, top_p=0.95)
     stop = Stop(frozenset(range(0, 480, 9)))
     ended = 0
-    for i, tokens, logprobs in generator_of(tiny).sample(
-        prompts, seeds_of(9), sampling, 10, stop, 4
-    ):
+    for i, tokens, logprobs in generator_of(tiny).sample(prompts, seeds_of(9), FLAT, 10, stop, 4):
         ids = torch.tensor([[*prompts[i], *tokens]])
         logits = tiny.model(input_ids=ids).logits[0, len(prompts[i]) - 1 : -1].double()
         expected = log_softmax(logits.numpy(), axis=-1)[range(len(tokens)), tokens]
@@ -333,6 +343,35 @@ def test_a_lack_of_memory_parts_the_samples_of_a_prompt(
     )
     with pytest.raises(torch.OutOfMemoryError):
         answers_of(generator, prompts, seeds, stop, 16)
+
+
+def test_memory_that_lacks_once_changes_nothing(
+    tiny_model: Callable[[str], Any],
+    comments: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the pass of a shared prefix, of prompts, or of the first tokens."""
+    tiny = tiny_model("llama")
+    prompts = [prompt for prompt in prompts_of(tiny, comments)[1:3] for _ in range(3)]
+    seeds = seeds_of(len(prompts))
+    expected = answers_of(generator_of(tiny), prompts, seeds, Stop(), most=5)
+    run = tiny.model.forward
+    widths: list[int] = []
+    for fatal in range(5):
+        generator, calls = generator_of(tiny), [0]
+        assert generator.able()
+
+        def forward(fatal: int = fatal, calls: list[int] = calls, **inputs: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == fatal + 1:
+                widths.append(inputs["input_ids"].shape[1])
+                raise torch.OutOfMemoryError("a test")
+            return run(**inputs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tiny.model, "forward", forward)
+            assert answers_of(generator, prompts, seeds, Stop(), 4, most=5) == expected
+    assert widths[0] > widths[1] > widths[2] == 1
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mamba"])

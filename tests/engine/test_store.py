@@ -33,6 +33,7 @@ from lm_eval_semsoft.engine.plan import Prompt
 from lm_eval_semsoft.engine.readout import Readout
 from lm_eval_semsoft.engine.recorder import Recorder
 from lm_eval_semsoft.engine.records import (
+    ANSWER_SCHEMA,
     Answer,
     StoredDocument,
     answer_key,
@@ -1052,6 +1053,31 @@ def test_answers_come_back_bit_for_bit(tmp_path: Path) -> None:
                 back = getattr(found[name].trace, part)
                 np.testing.assert_array_equal(back, value, strict=isinstance(value, np.ndarray))
     assert set(dict(open_store(tmp_path).recall_answers([key(0)]))) == {key(0)}
+
+
+def test_samples_and_what_their_tokens_are_worth(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    logprobs = np.array([-0.5, -2.25], np.float32)
+    store.add_answer(key(1), Answer("a sample", None, logprobs))
+    store.add_answer(key(2), answer(2, 3)._replace(logprobs=np.zeros(4, np.float32)))
+    store.close()
+    for found in (dict(open_store(tmp_path).recall_answers([key(1), key(2)])),
+                  read_answers(tmp_path)):  # fmt: skip
+        assert found[key(1)].text == "a sample"
+        assert found[key(1)].trace is None
+        np.testing.assert_array_equal(found[key(1)].logprobs, logprobs, strict=True)
+        assert len(found[key(2)].trace) == 3
+        assert len(found[key(2)].logprobs) == 4
+
+
+def test_parts_from_before_samples_are_read(tmp_path: Path) -> None:
+    """They have no column for them."""
+    store = open_store(tmp_path)
+    store.add_answer(key(1), answer(1, 2))
+    store.close()
+    (part,) = parts(tmp_path, "answers")
+    assert pq.ParquetFile(part).schema_arrow.names == ANSWER_SCHEMA.names
+    assert read_answers(tmp_path)[key(1)].logprobs is None
 
 
 def test_answers_alone_empty_ones_too(tmp_path: Path) -> None:

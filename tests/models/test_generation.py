@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,20 @@ from lm_eval.api.model import CachingLM
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_semsoft.engine.generate import Generator
+from lm_eval_semsoft.engine.sampling import Sampling
 from lm_eval_semsoft.engine.trace import Trace
 from lm_eval_semsoft.models.generated import GeneratedText
-from lm_eval_semsoft.models.generation import Way, text_of
+from lm_eval_semsoft.models.generation import (
+    Way,
+    asks_of,
+    key_of,
+    stop_of,
+    text_of,
+    way_of,
+)
 from lm_eval_semsoft.models.label_scores import dump_response, load_response
 from lm_eval_semsoft.models.semsoft_hf import SemsoftHF
+from lm_eval_semsoft.reports.generations import load_generations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -375,3 +385,258 @@ def test_no_room_and_no_prompt(tiny_model: Callable[[str], Any], contexts: list[
         answers(lm_of(tiny), requests_for(contexts, max_gen_toks=512))
     with pytest.raises(ValueError, match="document 1 of task questions encodes to no tokens"):
         answers(lm_of(tiny), requests_for([contexts[0], ""]))
+
+
+# -- samples -----------------------------------------------------------------------------------
+
+FLAT: dict[str, Any] = {"do_sample": True, "temperature": 3.0, "top_p": 0.95, "max_gen_toks": 8}
+
+
+def repeated(requests: Sequence[Instance], n: int) -> list[Instance]:
+    """As the harness clones them: the same object n times."""
+    return [request for request in requests for _ in range(n)]
+
+
+@pytest.fixture
+def seeded() -> Iterator[None]:
+    state = torch.random.get_rng_state()
+    torch.manual_seed(1234)
+    yield
+    torch.random.set_rng_state(state)
+    torch.manual_seed(0)
+
+
+def seen(texts: Sequence[Any]) -> list[tuple[str, float, float]]:
+    return [(str(t), round(t.logprob, 3), t.n_tokens) for t in texts]
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba"])
+def test_samples_depend_on_the_seed_alone(
+    name: str, tiny_model: Callable[[str], Any], contexts: list[str], seeded: None
+) -> None:
+    tiny = tiny_model(name)
+    requests = requests_for(contexts[:4], FLAT)
+    expected = answers(lm_of(tiny), repeated(requests, 5))
+    assert len(set(expected)) > 15
+    assert all(isinstance(text, GeneratedText) and text.trace is None for text in expected)
+    assert all(1 <= text.n_tokens <= 8 for text in expected)
+    assert all(text.mean_logprob == text.logprob / text.n_tokens < 0 for text in expected)
+    for size, sharing in ((3, "on"), (16, "off")):
+        lm = lm_of(tiny, batch_size=size, prefix_sharing=sharing)
+        found = answers(lm, repeated(requests[::-1], 5))
+        blocks = [found[i : i + 5] for i in range(0, 20, 5)]
+        assert seen([text for block in blocks[::-1] for text in block]) == seen(expected)
+    # Fewer of them, some of the documents, and a rank's padding with its last request.
+    some = answers(lm_of(tiny), repeated([requests[2], requests[1], requests[1]], 3))
+    assert seen(some[:3]) == seen(expected[10:13])
+    assert seen(some[3:8]) == seen(expected[5:10])
+    torch.manual_seed(99)
+    others = answers(lm_of(tiny), repeated(requests, 5))
+    assert sum(a == b for a, b in zip(expected, others, strict=True)) < 4
+
+
+def test_what_a_sample_is_worth(
+    tiny_model: Callable[[str], Any], contexts: list[str], seeded: None
+) -> None:
+    """The ending token counts, and the text ends before it; temperature and cuts do not count."""
+    tiny = tiny_model("llama")
+    lm = lm_of(tiny, batch_size=4)
+    plain = answers(lm, repeated(requests_for(contexts[:3], FLAT, until=[]), 6))
+    piece = frequent_piece(plain, 1)
+    requests = repeated(requests_for(contexts[:3], FLAT, until=[piece]), 6)
+    found = answers(lm, requests)
+    assert min(text.n_tokens for text in found) < 8
+    assert not any(piece in text for text in found)
+    way = way_of(lm, requests[0].args[1])
+    assert way is not None
+    asks = asks_of(lm, way, list(enumerate(requests)))
+    seeds = [key_of(lm, way, ask) for ask in asks]
+    assert len(set(seeds)) == len(asks) == len(found)
+    sampled = lm.generator.sample(
+        [a.tokens for a in asks], seeds, way.sampling, way.max_tokens, stop_of(lm, way), 4
+    )
+    for i, tokens, _ in sampled:
+        with torch.inference_mode():
+            logits = tiny.model(torch.tensor([[*asks[i].tokens, *tokens]])).logits[0]
+        logprobs = logits.double().log_softmax(-1)[len(asks[i].tokens) - 1 : -1]
+        (place,) = asks[i].places
+        expected = sum(float(logprobs[t, token]) for t, token in enumerate(tokens))
+        assert found[place].logprob == pytest.approx(expected, abs=1e-4)
+        assert found[place].n_tokens == len(tokens)
+        assert (
+            found[place] == tiny.tokenizer.decode(tokens, skip_special_tokens=True).split(piece)[0]
+        )
+
+
+def test_greedy_answers_are_worth_something_too(
+    tiny_model: Callable[[str], Any], contexts: list[str]
+) -> None:
+    tiny = tiny_model("qwen3")
+    piece = frequent_piece(stock(tiny, requests_for(contexts, until=[])), 1)
+    lm = lm_of(tiny, batch_size=4)
+    for text in answers(lm, requests_for(contexts, until=[piece])):
+        assert text.n_tokens >= max(1, len(text.trace))
+        assert text.logprob <= text.trace.logprobs.sum() + 1e-4
+    for text in answers(lm, requests_for(contexts, until=[])):
+        assert text.n_tokens == len(text.trace) == 16
+        assert text.logprob == pytest.approx(float(text.trace.logprobs.sum()), abs=1e-4)
+
+
+def test_repeats_of_several_requests_of_a_document(
+    tiny_model: Callable[[str], Any], contexts: list[str], seeded: None
+) -> None:
+    """Two sampled requests with one prompt in a document do not get the same samples."""
+    tiny = tiny_model("llama")
+    first, same = requests_for(contexts[:1], FLAT) * 2
+    second = Instance("generate_until", same.doc, same.args, 1, ("questions", 0, 1))
+    other = Instance("generate_until", same.doc, same.args, 0, ("questions", 9, 1))
+    greedy = requests_for(contexts[:1])[0]
+    mixed = [first, greedy, first, second, second, other, greedy]
+    found = answers(lm_of(tiny), mixed)
+    samples = [found[i] for i in (0, 2, 3, 4)]
+    assert len(set(samples)) == 4
+    assert found[5] == found[0]  # another document with this prompt shares its samples
+    assert found[1] == found[6] == stock(tiny, [greedy])[0]
+    assert found[1].trace is not None
+
+
+def test_the_harness_cache_never_gives_samples(
+    tiny_model: Callable[[str], Any], contexts: list[str], tmp_path: Path, seeded: None
+) -> None:
+    tiny = tiny_model("llama")
+    requests = repeated(requests_for(contexts[:2], FLAT), 4)
+    lm = CachingLM(lm_of(tiny), str(tmp_path / "cache"))
+    first = lm.generate_until(requests)
+    assert len(set(first)) > 5
+    again = CachingLM(lm_of(tiny), str(tmp_path / "cache")).generate_until(requests)
+    assert seen(again) == seen(first)
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "expected"),
+    [
+        ({}, {}, (1.0, 0, 1.0)),
+        ({"temperature": 0.5}, {}, (0.5, 0, 1.0)),
+        ({}, {"temperature": 0.6, "top_k": 20, "top_p": 0.9}, (0.6, 20, 0.9)),
+        ({"temperature": 1.0, "top_k": 0, "top_p": 1.0},
+         {"temperature": 0.6, "top_k": 20, "top_p": 0.9}, (1.0, 0, 1.0)),
+        ({"top_p": 0.7}, {"top_k": 64, "top_p": 0.95}, (1.0, 64, 0.7)),
+    ],
+)  # fmt: skip
+def test_where_the_settings_come_from(
+    asked: dict[str, Any],
+    own: dict[str, Any],
+    expected: tuple[float, int, float],
+    fresh_tiny_model: Callable[[str], Any],
+    contexts: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The request, else the model's generation_config, else nothing is cut."""
+    caplog.set_level("INFO")
+    tiny = fresh_tiny_model("gpt2")
+    for name, value in own.items():
+        setattr(tiny.model.generation_config, name, value)
+    lm = lm_of(tiny)
+    requests = requests_for(contexts[:1], {"do_sample": True, **asked})
+    way = way_of(lm, requests[0].args[1])
+    assert way is not None
+    assert way.sampling == Sampling(*expected)
+    answers(lm, requests)
+    (line,) = [r.message for r in caplog.records if r.message.startswith("Sampling with")]
+    assert f"temperature {expected[0]:g}" in line
+    assert ("generation_config" in line) == bool(own.keys() - asked.keys())
+
+
+def test_bad_settings_are_named(tiny_model: Callable[[str], Any], contexts: list[str]) -> None:
+    for bad in ({"temperature": -1.0}, {"top_p": 1.5}, {"top_k": -3}):
+        with pytest.raises(ValueError, match=f"{next(iter(bad))}="):
+            answers(lm_of(tiny_model("gpt2")), requests_for(contexts[:1], {**FLAT, **bad}))
+
+
+def test_a_model_that_cuts_samples_in_another_way_goes_to_stock(
+    fresh_tiny_model: Callable[[str], Any], contexts: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    tiny = fresh_tiny_model("gpt2")
+    tiny.model.generation_config.min_p = 0.3
+    greedy, sampled = requests_for(contexts[:1]), requests_for(contexts[:1], FLAT)
+    found = answers(lm_of(tiny), [*greedy, *sampled])
+    assert [isinstance(text, GeneratedText) for text in found] == [True, False]
+    assert "min_p=0.3" in caplog.text
+
+
+def test_broken_logits_of_samples_name_the_document(
+    fresh_tiny_model: Callable[[str], Any], contexts: list[str]
+) -> None:
+    tiny = fresh_tiny_model("llama")
+    with torch.no_grad():
+        token = tiny.tokenizer("}", add_special_tokens=False)["input_ids"][-1]
+        tiny.model.get_input_embeddings().weight[token] = torch.nan
+    given = [contexts[0], contexts[1] + " }", contexts[2]]
+    with pytest.raises(ValueError, match="document 1 of task questions are NaN or infinite"):
+        answers(lm_of(tiny, batch_size=4), repeated(requests_for(given, FLAT), 3))
+
+
+def test_samples_are_stored_and_a_killed_run_goes_on(
+    tiny_model: Callable[[str], Any],
+    contexts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seeded: None,
+) -> None:
+    tiny = tiny_model("llama")
+    greedy = requests_for(contexts[:3])
+    requests = [*repeated(requests_for(contexts[:3], FLAT), 4), *greedy]
+    expected = answers(lm_of(tiny), requests)
+    run, left = tiny.model.forward, [12]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return run(*args, **kwargs)
+
+    lm = lm_of(tiny, readouts=tmp_path)
+    assert lm.generator.able()
+    monkeypatch.setattr(tiny.model, "forward", forward)
+    with pytest.raises(KeyboardInterrupt):
+        answers(lm, requests)
+    monkeypatch.setattr(tiny.model, "forward", run)
+    asked: list[int] = []
+    sample = Generator.sample
+
+    def counted(self: Generator, prompts: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append(len(prompts))
+        return sample(self, prompts, *args, **kwargs)
+
+    monkeypatch.setattr(Generator, "sample", counted)
+    for _ in range(2):
+        found = answers(lm_of(tiny, readouts=tmp_path), requests)
+        assert seen(found) == seen(expected)
+        assert [text.trace is None for text in found] == [True] * 12 + [False] * 3
+    assert 0 < asked[0] < 12
+    assert asked[1] == 0
+    # Another seed, temperature or number of tokens is another answer; more samples go on.
+    more = answers(lm_of(tiny, readouts=tmp_path), repeated(requests_for(contexts[:3], FLAT), 6))
+    assert asked[2] == 6
+    assert seen(more[:4] + more[6:10]) == seen(expected[:8])
+    for other in ({"temperature": 2.5}, {"max_gen_toks": 7}, {"top_k": 9}):
+        answers(lm_of(tiny, readouts=tmp_path), requests_for(contexts[:3], {**FLAT, **other}))
+    torch.manual_seed(5)
+    answers(lm_of(tiny, readouts=tmp_path), requests_for(contexts[:3], FLAT))
+    assert asked[3:] == [3] * 4
+    (stored,) = load_generations(tmp_path)  # the greedy ones
+    assert list(stored.texts) == [str(text) for text in expected[12:]]
+
+
+def test_a_sample_travels(tiny_model: Callable[[str], Any], contexts: list[str]) -> None:
+    (text,) = answers(lm_of(tiny_model("gpt2")), requests_for(contexts[:1], FLAT))
+    for again in (pickle.loads(pickle.dumps(text)), load_response(dump_response(text))):
+        assert seen([again]) == seen([text])
+        assert again.trace is None
+    trace = answers(lm_of(tiny_model("gpt2")), requests_for(contexts[:1]))[0].trace
+    before = load_response(json.dumps({"generated": ["old", trace.to_json()]}))
+    assert before == "old"
+    assert len(before.trace) == len(trace)
+    assert math.isnan(before.logprob)
+    assert math.isnan(before.mean_logprob)
