@@ -43,6 +43,7 @@ from .report_section import (
     provenance_of,
 )
 from .report_statistics import Side, bootstrap_all
+from .report_text import short_model
 from .surface import read_surface
 
 __all__ = [
@@ -90,14 +91,14 @@ def build(
         about_scoring = {**asdict(scoring), "kernel": "cosine"}
     sides = [constrained] if semantic is None else [constrained, semantic]
 
-    draws = bootstrap_all(sides, readings.n)
+    draws = bootstrap_all(sides)
     changes: tuple[Change, ...] = ()
     if semantic is not None and voters is not None:
         changes = largest_changes(readings, constrained, semantic, voters, scoring.top_k, documents)
     return Section(
         name=readings.name,
         task=readings.task,
-        model=_short(readings.source.model),
+        model=short_model(readings.source.model),
         n=readings.n,
         missing=readings.missing,
         labels=len(readings.labels),
@@ -132,11 +133,6 @@ def _kernel(readings: Readings, scoring: Scoring, wanted: str | None) -> tuple[K
         return scores.kernel_of(readings, scoring), ""
     except (ForeignReadouts, FileNotFoundError) as problem:
         return None, str(problem)
-
-
-def _short(model: str) -> str:
-    """A model's name; of one that is a folder, the folder's."""
-    return Path(model).name if Path(model).is_absolute() else model
 
 
 # --------------------------------------------------------------------------------------------

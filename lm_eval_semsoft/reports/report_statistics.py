@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from lm_eval_semsoft.core.calibration import bin_totals
 from . import resampling
 from .measures import MEASURES, Floats, Judged
 from .report_data import Estimate
+
+Key = TypeVar("Key", bound=Hashable)
 
 RESAMPLES = resampling.RESAMPLES
 BINS = 15
@@ -48,21 +50,31 @@ def estimate_of(values: Floats) -> Estimate:
     return Estimate(float(values[0]), *resampling.interval(values))
 
 
-def bootstrap_all(sides: Sequence[Side], n: int) -> dict[tuple[str, str], Draws]:
-    """(scoring, what) -> draws: every statistic on the same resamples, so differences are paired.
+def bootstrap_all(sides: Sequence[Side]) -> dict[tuple[str, str], Draws]:
+    """(scoring, what) -> draws; what exists depends on targets and on the side."""
+    return draw_all(((side.kind, what), bind) for side in sides for what, bind in _binders(side))
 
-    What exists depends on targets and on the side.
+
+def draw_all(
+    binders: Iterable[tuple[Key, Callable[[], Statistic[Any]]]],
+) -> dict[Key, Draws]:
+    """Every statistic, those of as many documents on the same resamples: differences are paired.
+
+    Args:
+        binders: a name, and what makes the statistic or says why there is none.
     """
-    statistics, why = {}, {}
-    for side in sides:
-        for what, bind in _binders(side):
-            name = (side.kind, what)
-            try:
-                statistics[name] = bind()
-                why[name] = _reason(statistics[name])
-            except UndefinedMetricError as reason:
-                why[name] = str(reason)
-    found = resampling.replicates(statistics, n, RESAMPLES)
+    statistics: dict[int, dict[Key, Statistic[Any]]] = {}  # by number of documents
+    why: dict[Key, str] = {}
+    for name, bind in binders:
+        try:
+            own = bind()
+            why[name] = _reason(own)
+            statistics.setdefault(own.n, {})[name] = own
+        except UndefinedMetricError as reason:
+            why[name] = str(reason)
+    found: dict[Key, Floats] = {}
+    for n, same in statistics.items():
+        found |= resampling.replicates(same, n, RESAMPLES)
     nothing = np.full(1 + RESAMPLES, np.nan)
     return {name: Draws(found.get(name, nothing), reason) for name, reason in why.items()}
 
