@@ -27,7 +27,7 @@ from lm_eval_semsoft.core.errors import check_choice
 from lm_eval_semsoft.core.semantic_softmax import Kernel, Scoring
 from lm_eval_semsoft.engine.store import ForeignReadouts
 
-from . import figures, sampled_figures, sampled_section, samples, scores
+from . import figures, sampled_figures, scores
 from .figures import TauSurface
 from .readings import Readings
 from .report_data import CONSTRAINED, SEMANTIC, Change, Report, Section
@@ -50,6 +50,7 @@ from .surface import read_surface
 __all__ = [
     "TUNE_FILE",
     "Report",
+    "SampledSection",
     "Section",
     "build",
     "numbers",

@@ -29,7 +29,9 @@ def render(report: Report) -> str:
         metrics=MEASURES,
         headline=HEADLINE,
         answer_metrics=sampled_measures.MEASURES,
-        answer_headline=[m for m in sampled_measures.MEASURES if m.key in sampled_measures.HEADLINE],
+        answer_headline=[
+            m for m in sampled_measures.MEASURES if m.key in sampled_measures.HEADLINE
+        ],
     )
 
 

@@ -63,20 +63,25 @@ def draw_all(
     Args:
         binders: a name, and what makes the statistic or says why there is none.
     """
+    bound = [(name, *_bound(bind)) for name, bind in binders]
     statistics: dict[int, dict[Key, Statistic[Any]]] = {}  # by number of documents
-    why: dict[Key, str] = {}
-    for name, bind in binders:
-        try:
-            own = bind()
-            why[name] = _reason(own)
+    for name, own, _ in bound:
+        if own is not None:
             statistics.setdefault(own.n, {})[name] = own
-        except UndefinedMetricError as reason:
-            why[name] = str(reason)
     found: dict[Key, Floats] = {}
     for n, same in statistics.items():
         found |= resampling.replicates(same, n, RESAMPLES)
     nothing = np.full(1 + RESAMPLES, np.nan)
-    return {name: Draws(found.get(name, nothing), reason) for name, reason in why.items()}
+    return {name: Draws(found.get(name, nothing), reason) for name, _, reason in bound}
+
+
+def _bound(bind: Callable[[], Statistic[Any]]) -> tuple[Statistic[Any] | None, str]:
+    """A statistic, if there is one, and why it has no value, if it has none."""
+    try:
+        own = bind()
+    except UndefinedMetricError as reason:
+        return None, str(reason)
+    return own, _reason(own)
 
 
 def _binders(side: Side) -> Iterator[tuple[str, Callable[[], Statistic[Any]]]]:

@@ -327,4 +327,3 @@ def _notes(run: Run, arrays: Mapping[str, Answered]) -> Iterator[str]:
             "No results file lies beside the samples, so the model has the name of the folder, "
             "and what the run was told is unknown."
         )
-

@@ -175,7 +175,9 @@ def _of_file(path: Path) -> list[Path]:
 
 
 def _no_samples(path: Path) -> str:
-    return f"{path} has results but no samples: run the evaluation again with --log_samples ({_HOW})."
+    return (
+        f"{path} has results but no samples: run the evaluation again with --log_samples ({_HOW})."
+    )
 
 
 def _newest(files: Sequence[Path]) -> list[Path]:
