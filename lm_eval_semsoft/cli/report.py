@@ -53,7 +53,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="PATH",
-            help="Readouts directories, and results of tasks with free-text answers.",
+            help="Readouts directories, and results of free-text tasks.",
         ),
     ],
     output: Annotated[

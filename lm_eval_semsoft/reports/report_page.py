@@ -29,9 +29,7 @@ def render(report: Report) -> str:
         metrics=MEASURES,
         headline=HEADLINE,
         answer_metrics=sampled_measures.MEASURES,
-        answer_headline=[
-            m for m in sampled_measures.MEASURES if m.key in sampled_measures.HEADLINE
-        ],
+        answer_headline=sampled_measures.HEADLINE,
     )
 
 

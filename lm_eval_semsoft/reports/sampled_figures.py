@@ -7,6 +7,7 @@ things that differ by colour alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from .figures import _PAPER, COLOURS, MIN_IN_BIN, _runs, _style
 from .report_data import Estimate
 from .report_text import number
-from .sampled_data import ByN, ClusterCounts, Curve, Points, SampledSection
+from .sampled_data import ByN, ClusterCounts, Curve, Ints, Points, SampledSection
 
 # Inches. All pictures are as wide, so that two stand beside each other and a phone shows one.
 _WIDTH, _LEFT, _PLOT = 4.72, 0.62, 3.9
@@ -24,7 +25,7 @@ _TOP, _BOTTOM, _BARS, _GAP = 0.15, 0.48, 1.0, 0.16
 _HEIGHT = _TOP + _PLOT + _GAP + _BARS + _BOTTOM
 _LOW = 3.2  # height of the smaller pictures
 
-_LOOKS = (
+_LOOKS: tuple[dict[str, Any], ...] = (
     {"color": COLOURS["semantic"], "ls": "-", "marker": "o"},
     {"color": COLOURS["constrained"], "ls": (0, (5, 2)), "marker": "s"},
     {"color": COLOURS["muted"], "ls": (0, (5, 2, 1, 2)), "marker": "^"},
@@ -97,7 +98,7 @@ def risk_coverage(curves: Sequence[Curve]) -> Figure:
 
 def clusters(counts: ClusterCounts) -> Figure:
     """How many questions have how many clusters, and how many of those are answered right."""
-    parts = (
+    parts: tuple[tuple[str, Ints, dict[str, Any]], ...] = (
         ("right", counts.right, {"facecolor": COLOURS["semantic"], "edgecolor": COLOURS["paper"]}),
         ("wrong", counts.wrong,
          {"facecolor": "none", "edgecolor": COLOURS["constrained"], "hatch": "////"}),
@@ -226,7 +227,7 @@ def _grid(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _legend(axes: Axes, where: str, **more: object) -> None:
+def _legend(axes: Axes, where: Literal["upper left", "upper right"], **more: Any) -> None:
     legend = axes.legend(
         loc=where, frameon=False, handlelength=2.2, borderaxespad=0.15, fontsize=8,
         title_fontsize=8, alignment="left", **more,
