@@ -19,11 +19,14 @@ from .report_data import Estimate
 from .report_text import number
 from .sampled_data import ByN, ClusterCounts, Curve, Ints, Points, SampledSection
 
+Corner = Literal["upper left", "upper right", "lower left"]
+
 # Inches. All pictures are as wide, so that two stand beside each other and a phone shows one.
 _WIDTH, _LEFT, _PLOT = 4.72, 0.62, 3.9
 _TOP, _BOTTOM, _BARS, _GAP = 0.15, 0.48, 1.0, 0.16
 _HEIGHT = _TOP + _PLOT + _GAP + _BARS + _BOTTOM
 _LOW = 3.2  # height of the smaller pictures
+_SETTLED = 0.1  # coverage
 
 _LOOKS: tuple[dict[str, Any], ...] = (
     {"color": COLOURS["semantic"], "ls": "-", "marker": "o"},
@@ -61,39 +64,47 @@ def reliability(points: Points, name: str) -> Figure:
 
 def risk_coverage(curves: Sequence[Curve]) -> Figure:
     """The share of wrong answers against the share of questions that are answered."""
-    top = max(float(np.nanmax(own)) for c in curves for own in (c.risk, c.high) if own.size)
+    # Of the first few questions one more wrong answer is a leap: they do not set the scale.
+    settled = [own[c.coverage >= _SETTLED] for c in curves for own in (c.risk, c.high)]
+    top = max((float(np.nanmax(own)) for own in settled if np.isfinite(own).any()), default=1.0)
+    head = 0.3 + 0.17 * (len(curves) + 1)  # inches of the legend
+    base = float(curves[0].risk[-1])
     with _style():
         figure = Figure(figsize=(_WIDTH, _HEIGHT))
-        axes = _axes(figure, _BOTTOM, _HEIGHT - _BOTTOM - _TOP)
-        base = float(curves[0].risk[-1])
-        axes.axhline(base, color=COLOURS["muted"], lw=0.9, ls=(0, (1, 2)))
-        axes.text(
-            0.99, base, f"all answered: {number(base)}", ha="right", va="bottom", size=8,
-            color=COLOURS["muted"], transform=axes.get_yaxis_transform(),
-        )  # fmt: skip
-        for i, (curve, look) in reversed(list(enumerate(zip(curves, _LOOKS, strict=False)))):
-            label = f"{curve.name} ({number(curve.aurc.value)})"
-            line = {"color": look["color"], "ls": look["ls"], "zorder": 4 - i}
-            axes.plot(curve.coverage, curve.risk, lw=1.6 if i == 0 else 1.3, **line)
-            if i == 0:
-                axes.fill_between(
-                    curve.coverage, curve.low, curve.high, color=look["color"], alpha=0.16, lw=0
-                )
-            axes.plot(
-                curve.steps[:, 0], curve.steps[:, 1], look["marker"], ms=6 if i == 0 else 4,
-                mew=0.8, mec=COLOURS["paper"], color=look["color"], clip_on=False, zorder=5 - i,
-            )  # fmt: skip
-            axes.plot(
-                [], [], color=look["color"], ls=look["ls"], label=label,
-                marker=look["marker"] if len(curve.steps) else "", ms=5,
-            )  # fmt: skip
-        axes.set(xlim=(0, 1), xlabel="coverage: share of questions answered")
-        axes.set_ylim(0, min(1.0, max(0.1, 1.28 * top)))
+        axes = _axes(figure, _BOTTOM, _HEIGHT - _BOTTOM - _TOP - head)
+        for i, curve in enumerate(curves):
+            _curve(axes, curve, _LOOKS[i], first=i == 0, order=4 - i)
+        axes.axhline(
+            base, color=COLOURS["ink"], lw=1, ls=(0, (1, 2)), label=f"no choice ({number(base)})"
+        )
+        axes.set(xlim=(0, 1.02), ylim=(0, min(1.02, max(0.1, 1.08 * top))))
+        axes.set_xlabel("coverage: share of questions answered")
         axes.set_ylabel("risk: share of them that is wrong")
         axes.yaxis.set_label_coords(-0.115, 0.5)
         _grid(axes)
-        _legend(axes, "upper left", title="ordered by (area under the curve)", reverse=True)
+        _legend(
+            axes, "lower left", bbox_to_anchor=(0, 1.01),
+            title="questions ordered by (area under the curve)",
+        )  # fmt: skip
     return figure
+
+
+def _curve(axes: Axes, curve: Curve, look: dict[str, Any], first: bool, order: int) -> None:
+    steps, ink = curve.steps, look["color"]
+    axes.plot(
+        curve.coverage, curve.risk, color=ink, ls=look["ls"], lw=1.6 if first else 1.3,
+        zorder=order,
+    )  # fmt: skip
+    if first:
+        axes.fill_between(curve.coverage, curve.low, curve.high, color=ink, alpha=0.16, lw=0)
+    axes.plot(
+        steps[:, 0], steps[:, 1], look["marker"], ms=6 if first else 4, mew=0.8, color=ink,
+        mec=COLOURS["paper"], zorder=order + 1,
+    )  # fmt: skip
+    axes.plot(
+        [], [], color=ink, ls=look["ls"], marker=look["marker"] if len(steps) else "", ms=5,
+        label=f"{curve.name} ({number(curve.aurc.value)})",
+    )  # fmt: skip
 
 
 def clusters(counts: ClusterCounts) -> Figure:
@@ -122,7 +133,8 @@ def clusters(counts: ClusterCounts) -> Figure:
                 )  # fmt: skip
         axes.set(xlabel="clusters among the samples of a question", ylabel="questions")
         axes.set(xlim=(0.4, len(x) + 0.6), ylim=(0, 1.3 * max(1, total.max(initial=0))))
-        axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+        if len(x) <= 20:
+            axes.set_xticks(x)
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_label_coords(-0.115, 0.5)
         _legend(axes, "upper right", ncols=3, columnspacing=1.2)
@@ -180,7 +192,7 @@ def _diagonal(axes: Axes, points: Points) -> None:
             else 1, mec=COLOURS["paper"] if face == ink else ink, clip_on=False, zorder=3,
         )  # fmt: skip
     axes.text(0.02, 0.975, points.note, transform=axes.transAxes, va="top", bbox=_PAPER)
-    axes.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
+    axes.set(xlim=_room_for_bars(points), ylim=(0, 1), ylabel="accuracy")
     axes.set_xticks(np.linspace(0, 1, 6))
     axes.set_yticks(np.linspace(0, 1, 6))
     _grid(axes)
@@ -201,10 +213,17 @@ def _histogram(axes: Axes, points: Points, name: str) -> None:
             f"{n:,}", (x, y), (0, 2.5), textcoords="offset points", ha="center", va="bottom",
             rotation=90, size=7, color=COLOURS["muted"], bbox=_PAPER,
         )  # fmt: skip
-    axes.set(xlim=(0, 1), ylim=(0, share.max() * 1.75), xlabel=name, ylabel="share")
+    axes.set(xlim=_room_for_bars(points), ylim=(0, share.max() * 1.75))
+    axes.set(xlabel=name, ylabel="share")
     axes.set_xticks(np.linspace(0, 1, 6))
     axes.yaxis.set_major_locator(MaxNLocator(3))
     _legend(axes, "upper left" if points.mean_confidence > 0.5 else "upper right")
+
+
+def _room_for_bars(points: Points) -> tuple[float, float]:
+    """From 0 to 1, and wider where a bar stands at an end."""
+    ends = (points.left.min(), (points.left + points.width).max())
+    return min(0.0, float(ends[0]) - 0.01), max(1.0, float(ends[1]) + 0.01)
 
 
 def _whiskers(axes: Axes, n: Sequence[int], values: Sequence[Estimate], look: int) -> None:
@@ -227,7 +246,9 @@ def _grid(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _legend(axes: Axes, where: Literal["upper left", "upper right"], **more: Any) -> None:
+def _legend(
+    axes: Axes, where: Literal["upper left", "upper right", "lower left"], **more: Any
+) -> None:
     legend = axes.legend(
         loc=where, frameon=False, handlelength=2.2, borderaxespad=0.15, fontsize=8,
         title_fontsize=8, alignment="left", **more,

@@ -343,17 +343,25 @@ def _unpacked(value: Any) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-class _Named(ast.NodeTransformer):
-    """nan and inf, which Python writes and does not read."""
+class _Plain(ast.NodeTransformer):
+    """What Python and numpy write and `ast.literal_eval` does not read: nan, np.float64(0.5)."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         numbers = {"nan": math.nan, "inf": math.inf}
         return ast.Constant(numbers[node.id]) if node.id in numbers else node
 
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        values = {"True_": True, "False_": False}
+        return ast.Constant(values[node.attr]) if node.attr in values else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        scalar = isinstance(node.func, ast.Attribute) and ast.unparse(node.func).startswith("np.")
+        return self.visit(node.args[0]) if scalar and len(node.args) == 1 else node
+
 
 def _literal(text: str) -> Any:
     try:
-        return ast.literal_eval(_Named().visit(ast.parse(text, mode="eval")).body)
+        return ast.literal_eval(_Plain().visit(ast.parse(text, mode="eval")).body)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
 
