@@ -273,7 +273,7 @@ def _case(key: str, doc: Mapping[str, Any], answer: Answer, entropy: float) -> C
     clusters = () if samples is None else _clusters(samples)
     greedy = math.nan if samples is None else samples.greedy_right
     return Case(
-        key=key,
+        key=cut(key, _LONGEST_ANSWER),
         question=cut(str(doc.get("question", "")), _LONGEST_QUESTION),
         gold=tuple(cut(text, _LONGEST_ANSWER) for text in gold[:_GOLD]),
         more_gold=max(0, len(gold) - _GOLD),

@@ -19,7 +19,13 @@ from typer.testing import CliRunner
 from lm_eval_semsoft.cli.report import report as command
 from lm_eval_semsoft.cli.shared import plain
 from lm_eval_semsoft.core import bootstrap, calibration, classification
-from lm_eval_semsoft.reports import readings, report_statistics, sampled_section, samples
+from lm_eval_semsoft.reports import (
+    figures,
+    readings,
+    report_statistics,
+    sampled_section,
+    samples,
+)
 from lm_eval_semsoft.reports import report as pages
 
 DATE = "2026-01-02T03-04-05.678901"
@@ -440,7 +446,8 @@ def test_extreme_runs_still_make_a_page(tmp_path, given):
 
 HOSTILE = (
     "<script>alert(1)</script>", "</style><b>", "\u202eevil", "שלום עולם", "😀" * 5,
-    "a\x00b\x85c\u2028d", "{{ 7*7 }}", "&lt;b&gt;", "$x^2$", "word " * 2000, '"><img src=x onerror=alert(1)>',
+    "a\x00b\x85c\u2028d", "{{ 7*7 }}", "&lt;b&gt;", "$x^2$", "word " * 2000,
+    '"><img src=x onerror=alert(1)>',
 )  # fmt: skip
 
 
@@ -476,8 +483,10 @@ def test_many_clusters_are_cut_and_counted(tmp_path):
     assert "And 22 more clusters" in page_of(section)
 
 
-def test_our_own_questions_are_a_loud_warning(tmp_path, rows):
-    html = page_of(section_of(write(tmp_path, rows, docs=lambda i: doc_of(i, published_data=0))))
+def test_our_own_questions_are_a_loud_warning(tmp_path):
+    given = [one_row(["a"] * 3, None)] * 2
+    path = write(tmp_path, given, names=("n3",), docs=lambda i: doc_of(i, published_data=0))
+    html = page_of(section_of(path))
     assert html.count("Do not publish these figures") == 1
     assert "not the published data" in html
 
@@ -611,14 +620,16 @@ def semsoft_report(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "300"})
 
 
-def test_command(tmp_path, rows, write_readouts):
+def test_command(tmp_path, rows, write_readouts, monkeypatch):
+    drawn: list[Path] = []
+    monkeypatch.setattr(figures, "save", lambda _, stem: drawn.append(stem) or [stem])
     folder = tmp_path / "results"
     write(folder / "gemma", rows)
     write(folder / "smollm", told_rows(30), task="nq_open_verbal", names=("zero", "exclude"))
     readouts = write_readouts(tmp_path / "run", 20)
-    out, figures = tmp_path / "page.html", tmp_path / "figures"
+    out = tmp_path / "page.html"
     done = semsoft_report(
-        readouts, folder, "-o", out, "--png", figures, "--json", "--documents", 3
+        readouts, folder, "-o", out, "--png", tmp_path / "png", "--json", "--documents", 3
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     record = json.loads(done.stdout, parse_constant=pytest.fail)
@@ -634,12 +645,11 @@ def test_command(tmp_path, rows, write_readouts):
     assert html.count('<section class="run"') == 3
     assert html.count("<svg") == 2 + 4 + 2
     assert 'href="#answers-2"' in html
-    names = sorted(path.name for path in figures.glob("*.png"))
-    assert names == [
-        "01-run-emotions-reliability.png",
-        *(f"02-gemma-triviaqa_se-{w}.png"
+    assert sorted(stem.name for stem in drawn) == [
+        "01-run-emotions-reliability",
+        *(f"02-gemma-triviaqa_se-{w}"
           for w in ("clusters", "reliability", "risk-coverage", "samples")),
-        *(f"03-smollm-nq_open_verbal-{w}.png" for w in ("reliability", "risk-coverage")),
+        *(f"03-smollm-nq_open_verbal-{w}" for w in ("reliability", "risk-coverage")),
     ]  # fmt: skip
 
 
