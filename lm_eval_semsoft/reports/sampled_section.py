@@ -34,6 +34,7 @@ _GRID = 100  # points of a risk–coverage curve
 _LEVEL = 0.95
 _LONGEST_QUESTION, _LONGEST_ANSWER = 600, 200  # characters
 _GOLD, _CLUSTERS, _MEMBERS = 5, 8, 8  # shown of each question
+_PLACES = ("config_source", "readouts")  # options that name files of one machine
 
 Drawn = Mapping[tuple[str, str], Draws]
 
@@ -60,7 +61,7 @@ def build(run: Run, documents: int = 10) -> SampledSection:
         date=run.date,
         kind=run.kind,
         n=run.n,
-        no_gold=int(np.isnan(own.right).sum()),
+        no_gold=_no_gold(arrays),
         n_samples=n_samples,
         judge=str(run.options.get("judge", "")),
         confidence_name=name,
@@ -80,7 +81,11 @@ def build(run: Run, documents: int = 10) -> SampledSection:
         provenance={
             "file": f"{run.file.resolve().parent.name}/{run.file.name}",
             "run_ended": run.date,
-            **{k: v for k, v in run.options.items() if isinstance(v, (str, int, float, bool))},
+            **{
+                k: v
+                for k, v in run.options.items()
+                if k not in _PLACES and isinstance(v, (str, int, float, bool))
+            },
         },
     )
 
@@ -304,9 +309,13 @@ def _cluster(members: Mapping[str, int]) -> Cluster:
     return Cluster(count, shown, count - sum(n for _, n in shown))
 
 
+def _no_gold(arrays: Mapping[str, Answered]) -> int:
+    """Questions of which no filter knows whether the answer is right; one may leave some out."""
+    return int(np.isnan([own.right for own in arrays.values()]).all(axis=0).sum())
+
+
 def _notes(run: Run, arrays: Mapping[str, Answered]) -> Iterator[str]:
-    last = list(arrays.values())[-1]
-    if unknown := int(np.isnan(last.right).sum()):
+    if unknown := _no_gold(arrays):
         yield (
             f"{unknown:,} of {run.n:,} questions have no gold answer. They are left out of "
             "accuracy and of whatever compares confidence with it."
@@ -317,6 +326,7 @@ def _notes(run: Run, arrays: Mapping[str, Answered]) -> Iterator[str]:
                 f"Filter {name}: {silent:,} of {run.n:,} answers came without a confidence that "
                 "could be read. They are left out of whatever needs one."
             )
+    last = list(arrays.values())[-1]
     if run.kind == SAMPLED and (unknown := int(np.isnan(last.mean_logprob).sum())):
         yield (
             f"{unknown:,} of {run.n:,} questions have samples of unknown log-probability, so "

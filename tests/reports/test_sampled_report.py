@@ -136,7 +136,8 @@ def told_rows(n: int = 120, seed: int = 0, levels: int = 10) -> list[list[list[R
         own = {"answer": "" if silent else f"answer {i}", "right": right and not silent}
         rows.append(
             [[{**own, "confidence": 0.0 if silent else confidence}],
-             [{**own, "confidence": None if silent else confidence}]]
+             [{**own, "confidence": None, "right": None} if silent
+              else {**own, "confidence": confidence}]]
         )  # fmt: skip
     return rows
 
@@ -374,6 +375,7 @@ def test_told_confidence(tmp_path):
     expected = sklearn.metrics.roc_auc_score(right, [p["confidence"] for p in heard])
     assert estimate(section, "auroc", "exclude").value == pytest.approx(expected)
     assert estimate(section, "auroc", "zero").value != pytest.approx(expected)
+    assert section.no_gold == 0  # left out by one filter is not unknown
     assert section.cluster_counts is None
     assert section.points.exact
     assert len(section.points.count) == 11
