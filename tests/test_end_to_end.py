@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
+import runpy
 import signal
 import sqlite3
 import subprocess
@@ -12,18 +14,22 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from lm_eval_semsoft.engine import store
+from lm_eval_semsoft.engine.forward import Engine
+from lm_eval_semsoft.engine.records import prompt_key
 from lm_eval_semsoft.reports import readings
 
 pytestmark = pytest.mark.slow
 
 RUN = str(Path(__file__).with_name("harness_run.py"))
+WITHOUT_BUILTIN_TASKS = str(Path(__file__).with_name("without_builtin_tasks.py"))
 ENV = {
     **os.environ,
     "SEMSOFT_DATA": "embedded",
@@ -43,14 +49,34 @@ TWO_PROCESSES = (
 )
 
 
-def run(tmp_path: Path, given: dict[str, Any], *before: str) -> dict[str, Any]:
-    result = tmp_path / f"{time.monotonic_ns()}.json"
-    command = [*(before or (sys.executable,)), RUN, str(result), json.dumps(given)]
+def in_two_processes(tmp_path: Path, given: dict[str, Any]) -> dict[str, Any]:
+    result = tmp_path / "two.json"
+    command = [*TWO_PROCESSES, RUN, str(result), json.dumps(given)]
     done = subprocess.run(
         command, env=ENV, cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert result.exists(), done.stderr[-3000:]
     return {**json.loads(result.read_text()), "log": done.stderr}
+
+
+Run = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The same run in this process, which has imported everything already."""
+    monkeypatch.setenv("SEMSOFT_DATA", "embedded")
+    monkeypatch.chdir(tmp_path)
+    main = runpy.run_path(RUN)["main"]
+
+    def here(given: dict[str, Any]) -> dict[str, Any]:
+        result = tmp_path / f"{time.monotonic_ns()}.json"
+        log = io.StringIO()
+        with redirect_stderr(log):
+            main(str(result), json.loads(json.dumps(given)))
+        return {**json.loads(result.read_text()), "log": log.getvalue()}
+
+    return here
 
 
 def numbers(outcome: dict[str, Any]) -> dict[str, float]:
@@ -62,24 +88,9 @@ def same(a: dict[str, Any], b: dict[str, Any], tolerance: float = 1e-4) -> bool:
     return numbers(a) == pytest.approx(numbers(b), abs=tolerance, nan_ok=True)
 
 
-def test_two_processes_give_the_numbers_of_one(tiny_model_path: str, tmp_path: Path) -> None:
-    """accelerate on the CPU, with a number of documents that does not divide by two.
-
-    `accelerate launch --cpu --num_processes 2` starts one process only; this starts two.
-    """
-    given = arguments(tiny_model_path, limit=45)
-    one = run(tmp_path, given)
-    two = run(tmp_path, given, *TWO_PROCESSES)
-    assert one["n"]["goemotions_zs"]["effective"] == 45
-    assert "45/45" in one["log"]
-    assert "23/23" in two["log"]  # they did share the work
-    assert "45/45" not in two["log"]
-    assert same(one, two)
-
-
-def test_killed_half_way_and_started_again(tiny_model_path: str, tmp_path: Path) -> None:
+def test_killed_half_way_and_started_again(run: Run, tiny_model_path: str, tmp_path: Path) -> None:
     given = arguments(tiny_model_path)
-    whole = run(tmp_path, given)
+    whole = run(given)
     cache = tmp_path / "cache"
     given["use_cache"] = str(cache)
     command = [sys.executable, RUN, str(tmp_path / "never.json"), json.dumps(given)]
@@ -96,8 +107,8 @@ def test_killed_half_way_and_started_again(tiny_model_path: str, tmp_path: Path)
         process.wait()
     assert not (tmp_path / "never.json").exists()
     assert rows(database, "rw") >= 100
-    assert same(run(tmp_path, given), whole)
-    assert same(run(tmp_path, given), whole)  # now all from the cache
+    assert same(run(given), whole)
+    assert same(run(given), whole)  # now all from the cache
 
 
 def rows(database: Path, mode: str = "ro") -> int:
@@ -163,14 +174,27 @@ def kill_when(
     assert not (tmp_path / "never.json").exists()
 
 
+def log_reads(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+    """As SLOWLY, in this process and at once."""
+    read = Engine._read_batch
+
+    def logged(self: Engine, prompts: Any, *more: Any) -> Any:
+        with log.open("a") as lines:
+            lines.writelines(f"{prompt_key(prompts[i]).hex()}\n" for i in more[-1])
+        return read(self, prompts, *more)
+
+    monkeypatch.setattr(store, "_PART_ROWS", 4)
+    monkeypatch.setattr(Engine, "_read_batch", logged)
+
+
 def test_killed_again_and_again_it_goes_on_where_it_stopped(
-    tiny_model_path: str, tmp_path: Path
+    run: Run, tiny_model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = arguments(tiny_model_path, limit=60)
-    whole = run(tmp_path, given)
+    whole = run(given)
     readouts, reads, rng = tmp_path / "readouts", tmp_path / "reads.txt", random.Random(0)
     given["model_args"]["readouts"] = str(readouts)
-    kills = 5
+    kills = 3
     for kill in range(kills):
         before = stored(readouts)
         done = reads.read_text().split() if reads.exists() else []
@@ -186,8 +210,8 @@ def test_killed_again_and_again_it_goes_on_where_it_stopped(
         read = reads.read_text().split()[len(done) :] if reads.exists() else []
         assert not set(read) & set(before)  # what was on the disk is not read again
         assert set(stored(readouts)) >= set(before)
-    result = run(tmp_path, given, sys.executable, "-c", SLOWLY)
-    assert same(result, whole, 1e-6)
+    log_reads(monkeypatch, reads)
+    assert same(run(given), whole, 1e-6)
     times = Counter(stored(readouts))
     assert len(times) == 60
     assert set(times.values()) == {1}
@@ -195,21 +219,32 @@ def test_killed_again_and_again_it_goes_on_where_it_stopped(
     assert twice <= kills * (4 + 4)  # a part that was not full, and a batch
     assert not (readouts / "set_aside").exists()
     reads.unlink()
-    assert same(run(tmp_path, given, sys.executable, "-c", SLOWLY), whole, 1e-6)
+    assert same(run(given), whole, 1e-6)
     assert not reads.exists()
 
 
-def test_two_processes_write_to_one_directory(tiny_model_path: str, tmp_path: Path) -> None:
+def test_two_processes_give_the_numbers_of_one(
+    run: Run, tiny_model_path: str, tmp_path: Path
+) -> None:
+    """accelerate on the CPU, with a number of documents that does not divide by two.
+
+    `accelerate launch --cpu --num_processes 2` starts one process only; this starts two. They
+    write into one directory.
+    """
     given = arguments(tiny_model_path, limit=45)
-    one = run(tmp_path, given)
+    one = run(given)
+    assert one["n"]["goemotions_zs"]["effective"] == 45
+    assert "45/45" in one["log"]
     readouts = tmp_path / "readouts"
     given["model_args"]["readouts"] = str(readouts)
-    two = run(tmp_path, given, *TWO_PROCESSES)
+    two = in_two_processes(tmp_path, given)
+    assert "23/23" in two["log"]  # they did share the work
+    assert "45/45" not in two["log"]
     assert same(one, two)
     assert len(part_files(readouts)) >= 2  # each wrote its own
     assert len(stored(readouts)) == len(set(stored(readouts))) == 45
     before = part_files(readouts)
-    assert same(run(tmp_path, given), one, 1e-5)
+    assert same(run(given), one, 1e-5)
     assert part_files(readouts) == before  # there was nothing left to read
     loaded = readings.load(readouts)
     assert (loaded.n, loaded.missing, len(loaded.labels)) == (45, 0, 28)
@@ -219,7 +254,7 @@ def test_two_processes_write_to_one_directory(tiny_model_path: str, tmp_path: Pa
 def test_stock_command_prints_the_table(tiny_model_path: str, tmp_path: Path) -> None:
     """`lm_eval --model semsoft-hf --tasks goemotions_zs`, found through the start-up file."""
     done = subprocess.run(
-        [sys.executable, "-m", "lm_eval", "run", "--model", "semsoft-hf",
+        [sys.executable, WITHOUT_BUILTIN_TASKS, "-m", "lm_eval", "run", "--model", "semsoft-hf",
          "--model_args", f"pretrained={tiny_model_path},preset=paper", "--tasks", "goemotions_zs",
          "--limit", "2", "--output_path", str(tmp_path / "out"), "--log_samples"],
         env=ENV, cwd=tmp_path, capture_output=True, text=True, timeout=600,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import combinations
 from typing import NamedTuple, Protocol
 
@@ -76,7 +77,10 @@ class Judge(ABC):
         Raises:
             ValueError: the judge gave no score between 0 and 1.
         """
-        wanted = [_canonical(*pair) for pair in pairs]
+        cleaned = cache(clean)
+        wanted = [
+            Pair(cleaned(question), *sorted((cleaned(a), cleaned(b)))) for question, a, b in pairs
+        ]
         found = {pair: known for pair in wanted if (known := self._known(pair)) is not None}
         new = [pair for pair in dict.fromkeys(wanted) if pair not in found]
         for pair, score in zip(new, self.score(new) if new else (), strict=True):
@@ -118,11 +122,6 @@ class Judge(ABC):
         if not all(says_something):
             return 0.0 if any(says_something) else 1.0
         return self._cache.get(pair)
-
-
-def _canonical(question: str, a: str, b: str) -> Pair:
-    first, second = sorted((clean(a), clean(b)))
-    return Pair(clean(question), first, second)
 
 
 def at_half(score: float, threshold: float) -> float:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from .base import Judge, JudgeError, Pair, at_half
-from .loading import INSTALL, PACKAGED, batches, load, packaged_encoder, stacked
+from .loading import INSTALL, PACKAGED, batches, load, most_tokens, packaged_encoder, stacked
 
 Floats = NDArray[np.float32]
 
@@ -25,6 +25,7 @@ _MOST_TOKENS = 256  # of a text: what MiniLM was trained on
 _MOST_CHARACTERS = 2000  # surely more than those tokens
 _MOST_QUESTION = 400  # characters: of a longer question, its end
 _KEPT_VECTORS = 2**16
+_TOKENISED = 2**10  # texts at once
 
 
 class Encoder(Judge):
@@ -68,13 +69,10 @@ class Encoder(Judge):
 
     def cosines(self, pairs: Sequence[Pair]) -> Floats:
         """Cosine of every pair of answers without their questions' directions, [n]."""
-        vectors = self._read(t for q, a, b in pairs for t in (_text(q), _text(q, a), _text(q, b)))
-        out = np.empty(len(pairs), dtype=np.float32)
-        for i, (q, a, b) in enumerate(pairs):
-            asked = vectors[_text(q)]
-            one, two = (_orthogonal(vectors[_text(q, x)], asked) for x in (a, b))
-            out[i] = one @ two
-        return out
+        answers = dict.fromkeys((q, x) for q, a, b in pairs for x in (a, b))
+        vectors = self._read(t for q, x in answers for t in (_text(q), _text(q, x)))
+        rest = {(q, x): _orthogonal(vectors[_text(q, x)], vectors[_text(q)]) for q, x in answers}
+        return np.array([rest[q, a] @ rest[q, b] for q, a, b in pairs], dtype=np.float32)
 
     def _read(self, texts: Iterable[str]) -> dict[str, Floats]:
         """Unit vectors of texts, each read once."""
@@ -89,9 +87,16 @@ class Encoder(Judge):
     def _encode(self, texts: Sequence[str]) -> Floats:
         """Unit vectors, [n, d]: the mean over a text's tokens."""
         out = np.empty((len(texts), self._model.config.hidden_size), dtype=np.float32)
-        if not texts:
-            return out
-        given = self._tokenizer(list(texts), truncation=True, max_length=self._most)
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        for start in range(0, len(order), _TOKENISED):
+            own = order[start : start + _TOKENISED]
+            out[own] = self._encode_few([texts[i] for i in own])
+        return out
+
+    def _encode_few(self, texts: list[str]) -> Floats:
+        """As `_encode`; what the tokenizer gives for all of them is in memory at once."""
+        out = np.empty((len(texts), self._model.config.hidden_size), dtype=np.float32)
+        given = self._tokenizer(texts, truncation=True, max_length=self._most)
         rows = [{name: given[name][i] for name in given} for i in range(len(texts))]
 
         def run(batch: list[int]) -> None:
@@ -102,7 +107,7 @@ class Encoder(Judge):
             mean = (hidden * inside).sum(1) / inside.sum(1)
             out[batch] = torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
 
-        batches([len(row["input_ids"]) for row in rows], run)
+        batches([len(row["input_ids"]) for row in rows], run, most_tokens(self._device))
         return out
 
 

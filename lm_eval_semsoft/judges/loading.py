@@ -105,7 +105,13 @@ def stacked(
     return out
 
 
-def batches(lengths: list[int], run: Callable[[list[int]], None], most_tokens: int = 4096) -> None:
+def most_tokens(device: str) -> int:
+    """Of a padded batch. On a CPU, what stays in its caches (a fifth faster than 4096, half as
+    long as 8192 with MiniLM); on other devices, what keeps them busy."""
+    return 1024 if device == "cpu" else 16384
+
+
+def batches(lengths: list[int], run: Callable[[list[int]], None], most_tokens: int) -> None:
     """Run indices in batches of texts of similar lengths, so that there is little padding.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from .base import Judge, JudgeError, Pair
-from .loading import batches, load, stacked
+from .loading import batches, load, most_tokens, stacked
 
 _MOST_TOKENS = 512
 _MOST_CHARACTERS = 4000
@@ -75,7 +75,7 @@ class NLI(Judge):
                 logits = self._model(**padded).logits
             out[batch] = logits.float().softmax(-1).cpu()
 
-        batches([len(row["input_ids"]) for row in rows], run)
+        batches([len(row["input_ids"]) for row in rows], run, most_tokens(self._device))
         return out
 
 

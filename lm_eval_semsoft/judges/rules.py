@@ -29,7 +29,7 @@ from .base import SAME, Judge, Pair
 from .dates import Date
 from .f1 import token_f1
 from .quantities import Quantity
-from .text import fold, separated, without_accents, words
+from .text import REMEMBERED, fold, separated, without_accents, words
 
 _YES = {"yes", "yeah", "yep", "yup", "true", "correct", "affirmative"}
 _NO = {"no", "nope", "nah", "false", "incorrect", "negative"}
@@ -103,7 +103,7 @@ class Answer:
         return "".join(self.words)
 
 
-@lru_cache(maxsize=2**15)
+@lru_cache(maxsize=REMEMBERED)
 def read(text: str) -> Answer:
     """What the rules see of an answer."""
     folded = without_accents(fold(text))
@@ -256,7 +256,7 @@ def _within(asked: frozenset[str], x: Answer, y: Answer) -> bool:
     if not run or all(w in asked for w in run) or max(map(len, run)) < 2:
         return False
     for start in range(len(long.words) - n + 1):
-        if long.words[start : start + n] == run:
+        if long.words[start] == run[0] and long.words[start : start + n] == run:
             added = (*long.words[:start], *long.words[start + n :])
             own = [w for w in added if w not in asked]
             return len(own) <= _MOST_ADDED and not any(w in _TURNS for w in own)

@@ -7,6 +7,7 @@ import string
 import unicodedata
 from functools import lru_cache
 
+REMEMBERED = 2**9  # texts; pairs come question by question, and a long text read takes 0.3 MB
 _MADE_OF = "LNS"  # Unicode categories that say something: letters, numbers, symbols
 _SUPERSCRIPTS = str.maketrans({c: f"^{i}" for i, c in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")})
 # Scripts that put no spaces between words: every character counts as a word (with its marks).
@@ -27,7 +28,8 @@ def words(text: str) -> list[str]:
 
 def clean(text: str) -> str:
     """Composed characters, single spaces, none at the ends: no difference that can be seen."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    cleaned = " ".join(unicodedata.normalize("NFC", text).split())
+    return text if cleaned == text else cleaned  # no second copy of a long one
 
 
 def fold(text: str) -> str:
@@ -40,7 +42,7 @@ def fold(text: str) -> str:
     return plain.replace("’", "'").replace("‘", "'").casefold()
 
 
-@lru_cache(maxsize=2**16)
+@lru_cache(maxsize=REMEMBERED)
 def has_content(text: str) -> bool:
     """Is there a single letter, number or symbol in it?
 
@@ -56,6 +58,8 @@ def without_accents(text: str) -> str:
     >>> without_accents("Beyoncé"), without_accents("गीत")
     ('Beyonce', 'गीत')
     """
+    if text.isascii():
+        return text
     out: list[str] = []
     for c in unicodedata.normalize("NFD", text):
         is_accent = unicodedata.category(c) == "Mn" and "\u0300" <= c <= "\u036f"
@@ -64,7 +68,7 @@ def without_accents(text: str) -> str:
     return unicodedata.normalize("NFC", "".join(out))
 
 
-@lru_cache(maxsize=2**16)
+@lru_cache(maxsize=REMEMBERED)
 def squad(text: str) -> str:
     """Normalised as SQuAD's evaluation script does: no case, punctuation, articles, extra spaces.
 
@@ -83,7 +87,7 @@ def _is_punctuation(c: str) -> bool:
     return c in string.punctuation or unicodedata.category(c)[0] == "P"
 
 
-@lru_cache(maxsize=2**16)
+@lru_cache(maxsize=REMEMBERED)
 def squad_tokens(text: str) -> tuple[str, ...]:
     """The words of `squad`; single characters in scripts without spaces.
 
@@ -95,4 +99,6 @@ def squad_tokens(text: str) -> tuple[str, ...]:
 
 def separated(text: str) -> list[str]:
     """The words of a text; single characters in scripts without spaces."""
+    if text.isascii():
+        return text.split()
     return _ONE_UNSPACED.sub(r" \1 ", text).split()

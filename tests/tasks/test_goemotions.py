@@ -3,8 +3,6 @@
 import json
 import logging
 import math
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -478,17 +476,6 @@ def test_limit_of_two(twelve, tiny_model, monkeypatch):
     table = evaluate(tiny_model, twelve, limit=2)["results"]["goemotions_zs"]
     assert table["sample_len"] == 2
     assert 0 < table["nll,none"] < 100
-
-
-@pytest.mark.slow
-def test_validate_command():
-    command = [
-        *(sys.executable, "-m", "lm_eval", "validate", "--tasks", "goemotions_zs"),
-        *("--include_path", str(TASK_CONFIGS)),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "All tasks found and valid" in done.stdout
 
 
 def test_base_yamls_are_no_tasks_and_nothing_else_is_skipped(caplog):
