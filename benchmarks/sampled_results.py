@@ -1,6 +1,6 @@
 """The tables of sampled answers in docs/tasks.md, from what runs of the harness wrote.
 
-    lm_eval --model semsoft-hf … --tasks semantic_uncertainty --limit 200 --output_path results/gemma
+    lm_eval --model semsoft-hf … --tasks semantic_uncertainty --output_path results/gemma
     python benchmarks/sampled_results.py "Gemma 3 270M=results/gemma" "SmolLM2=results/smol"
 
 Prints Markdown: one table of all metrics for all samples, one against the number of samples.
