@@ -212,7 +212,8 @@ def _sizes(cluster_ids: ArrayLike) -> Ints:
 
 
 def _entropy(p: Floats) -> float:
-    own = p[p > 0]
+    # Sorted, so that clusters of the same sizes in another order tie to the last bit in rankings.
+    own = np.sort(p[p > 0])
     return max(0.0, -float(own @ np.log(own)))  # never -0.0
 
 

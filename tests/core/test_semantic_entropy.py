@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -247,3 +247,13 @@ def test_ids_that_are_none(ids):
 def test_one_log_probability_per_answer():
     with pytest.raises(ValueError, match="one value per answer"):
         rao_semantic_entropy([0, 1], [-1.0])
+
+
+def test_sizes_in_another_order_tie_to_the_last_bit():
+    """Else rankings by entropy would break such ties by rounding."""
+    for sizes in ([1, 2, 7], [3, 3, 4], [1, 1, 1, 2, 5], [1, 4, 5]):
+        found = {
+            semantic_entropy(np.repeat(np.arange(len(order)), order))
+            for order in permutations(sizes)
+        }
+        assert len(found) == 1
