@@ -347,7 +347,8 @@ def read_samples(path: Path) -> dict[int, int]:
     Raises:
         ValueError: not such a file, with the line.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
+    # Only a line feed ends a line: the documents in it may hold U+2028 and the like.
+    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     return dict(_sample(path, number, line) for number, line in enumerate(lines, start=1))
 
 
