@@ -1,4 +1,4 @@
-"""`semsoft report`: readouts as a page to read, figures to print and numbers to compute with."""
+"""`semsoft report`: runs as a page to read, figures to print and numbers to compute with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lm_eval_semsoft.cli.shared import fail, keep_memory, make_console, one_sent
 
 if TYPE_CHECKING:
     from lm_eval_semsoft.reports.readings import Readings
-    from lm_eval_semsoft.reports.report import Section
+    from lm_eval_semsoft.reports.report import SampledSection, Section
 
 SHOWN = 10  # documents per task
 
@@ -38,14 +38,24 @@ EXAMPLES = """
 
 `semsoft report readouts/gemma --json > numbers.json`
 
-The readouts come from `lm_eval --model semsoft-hf --model_args …,readouts=DIR`. Scoring arguments
-change what Semantic Softmax is on the page; without them it is that of the run.
+`semsoft report results/gemma results/smollm2/…/samples_triviaqa_se_….jsonl`
+
+Readouts come from `lm_eval --model semsoft-hf --model_args …,readouts=DIR`. Scoring arguments
+change what Semantic Softmax is on the page; without them it is that of the run. Of tasks whose
+answers are free text (`…_se`, `…_verbal`, `…_ptrue`) give what `lm_eval --log_samples
+--output_path DIR` wrote: DIR, its results JSON or a samples file. Both kinds go on one page.
 """
 
 
 @one_sentence
 def report(
-    directories: Annotated[list[Path], typer.Argument(metavar="DIR", help="Readouts directories.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH",
+            help="Readouts directories, and results of free-text tasks.",
+        ),
+    ],
     output: Annotated[
         Path,
         typer.Option(
@@ -62,7 +72,7 @@ def report(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What `semsoft tune -o` wrote; else `tune.json` in each DIR, if any.",
+            help="What `semsoft tune -o` wrote; else `tune.json` in each readouts DIR, if any.",
         ),
     ] = None,
     task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
@@ -70,11 +80,16 @@ def report(
         list[Path] | None,
         typer.Option(
             help="`samples_<task>_….jsonl` of the run (`lm_eval --log_samples`), where the "
-            "documents do not say which label is right; once per DIR, or once for all."
+            "documents do not say which label is right; once per readouts DIR, or once for all."
         ),
     ] = None,
     documents: Annotated[
-        int, typer.Option(min=0, help="How many of the documents that changed most are shown.")
+        int,
+        typer.Option(
+            min=0,
+            help="How many documents are shown: those that changed most; of free-text answers the "
+            "most confident wrong ones.",
+        ),
     ] = SHOWN,
     space: Space = None,
     tau: Tau = None,
@@ -87,19 +102,22 @@ def report(
         bool, typer.Option("--json", help="Also print the numbers, as JSON.")
     ] = False,
 ) -> None:
-    """Draw a page: metrics, reliability, labels, and the documents that changed most."""
+    """Draw a page: metrics, reliability, and the documents that tell most."""
     given = {
         "space": space, "tau": tau, "top_k": top_k, "anchors": anchors, "rival_votes": rival_votes,
     }  # fmt: skip
-    _check(directories, output)
-    options = {"output": output, "png": png, "tune": tune, "task": task, "samples": samples,
-               "documents": documents, **given, "preset": preset, "kernel": kernel}  # fmt: skip
+    directories, results = _sorted_out(paths, output)
+    for_readouts = {"tune": tune, "samples": samples, **given, "preset": preset, "kernel": kernel}
+    options = {"output": output, "png": png, "task": task, "documents": documents, **for_readouts}
+    if not directories and (used := [k for k, v in for_readouts.items() if v]):
+        fail(f"--{used[0].replace('_', '-')} is for readouts, and none are among the PATHs.")
 
     keep_memory()
     from lm_eval_semsoft.reports import report as pages
     from lm_eval_semsoft.reports.rescore import check_stored, run_kernel
 
     with make_console(stderr=True).status("Computing …"):
+        answers = _read_answers(results, task, documents)
         sections: list[Section] = []
         for readings, file in _read_all(directories, task, samples or [], tune):
             scoring = scoring_of(readings, preset, scoring="semantic", **given)
@@ -109,7 +127,7 @@ def report(
         if tune is not None and all(section.surface is None for section in sections):
             tasks = ", ".join(dict.fromkeys(section.task for section in sections))
             fail(f"--tune {tune} is of another task than {tasks}.")
-        page = pages.Report(tuple(sections), _command(directories, options))
+        page = pages.Report(tuple(sections), _command(paths, options), sampled=tuple(answers))
         try:
             pages.write_text(output, pages.render(page))
             figures = [] if png is None else pages.write_figures(page, png)
@@ -121,16 +139,22 @@ def report(
     typer.echo(f"Written: {output}.{more}", err=True)
 
 
-def _check(directories: Sequence[Path], output: Path) -> None:
-    """Fail before any work is done."""
-    for path in directories:
-        if path.is_file():
-            fail(
-                f"{path} is a file, and a report takes more than results hold: run the evaluation "
-                "with --model_args …,readouts=DIR, then `semsoft report DIR`."
-            )
+def _sorted_out(paths: Sequence[Path], output: Path) -> tuple[list[Path], list[Path]]:
+    """Readouts directories, and everything else; fails before any work is done."""
+    from lm_eval_semsoft.engine.manifest import MANIFEST
+
     if output.is_dir():
         fail(f"-o {output} is a directory: name a file, such as {output / 'report.html'}.")
+    directories = [path for path in paths if (path.expanduser() / MANIFEST).is_file()]
+    return directories, [path for path in paths if path not in directories]
+
+
+def _read_answers(paths: Sequence[Path], task: str | None, documents: int) -> list[SampledSection]:
+    """A section for every task and model of every path."""
+    from lm_eval_semsoft.reports import sampled_section, samples
+
+    runs = [run for path in paths for run in samples.read(path, task)]
+    return [sampled_section.build(run, documents) for run in runs]
 
 
 def _read_all(
@@ -158,9 +182,9 @@ def _read_all(
     return found
 
 
-def _command(directories: Sequence[Path], options: Mapping[str, Any]) -> str:
+def _command(paths: Sequence[Path], options: Mapping[str, Any]) -> str:
     """What to type to get this page again."""
-    words = ["semsoft", "report", *map(str, directories)]
+    words = ["semsoft", "report", *map(str, paths)]
     for name, value in options.items():
         if value is None or (name == "documents" and value == SHOWN):
             continue

@@ -27,7 +27,7 @@ from lm_eval_semsoft.core.errors import check_choice
 from lm_eval_semsoft.core.semantic_softmax import Kernel, Scoring
 from lm_eval_semsoft.engine.store import ForeignReadouts
 
-from . import figures, scores
+from . import figures, sampled_figures, scores
 from .figures import TauSurface
 from .readings import Readings
 from .report_data import CONSTRAINED, SEMANTIC, Change, Report, Section
@@ -43,11 +43,14 @@ from .report_section import (
     provenance_of,
 )
 from .report_statistics import Side, bootstrap_all
+from .report_text import short_model
+from .sampled_data import SampledSection
 from .surface import read_surface
 
 __all__ = [
     "TUNE_FILE",
     "Report",
+    "SampledSection",
     "Section",
     "build",
     "numbers",
@@ -90,14 +93,14 @@ def build(
         about_scoring = {**asdict(scoring), "kernel": "cosine"}
     sides = [constrained] if semantic is None else [constrained, semantic]
 
-    draws = bootstrap_all(sides, readings.n)
+    draws = bootstrap_all(sides)
     changes: tuple[Change, ...] = ()
     if semantic is not None and voters is not None:
         changes = largest_changes(readings, constrained, semantic, voters, scoring.top_k, documents)
     return Section(
         name=readings.name,
         task=readings.task,
-        model=_short(readings.source.model),
+        model=short_model(readings.source.model),
         n=readings.n,
         missing=readings.missing,
         labels=len(readings.labels),
@@ -134,11 +137,6 @@ def _kernel(readings: Readings, scoring: Scoring, wanted: str | None) -> tuple[K
         return None, str(problem)
 
 
-def _short(model: str) -> str:
-    """A model's name; of one that is a folder, the folder's."""
-    return Path(model).name if Path(model).is_absolute() else model
-
-
 # --------------------------------------------------------------------------------------------
 # writing
 # --------------------------------------------------------------------------------------------
@@ -150,6 +148,7 @@ def numbers(report: Report) -> dict[str, Any]:
         "version": report.version,
         "command": report.command,
         "sections": [_section_numbers(section) for section in report.sections],
+        "sampled": [_sampled_numbers(section) for section in report.sampled],
     }
 
 
@@ -166,6 +165,21 @@ def _section_numbers(section: Section) -> dict[str, Any]:
     return out
 
 
+def _sampled_numbers(section: SampledSection) -> dict[str, Any]:
+    out = {k: v for k, v in vars(section).items() if k not in ("metrics", "parse_rate", "points")}
+    out["metrics"] = {
+        row.metric.key: dict(zip(section.filters, row.values, strict=True))
+        for row in section.metrics
+    }
+    if section.parse_rate:
+        out["metrics"]["parse_rate"] = dict(zip(section.filters, section.parse_rate, strict=True))
+    out["reliability"] = section.points and {
+        k: getattr(section.points, k)
+        for k in ("confidence", "count", "right", "accuracy", "low", "high", "exact")
+    }
+    return out
+
+
 def write_figures(report: Report, folder: Path) -> list[Path]:
     """Every figure as PNG and PDF; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -176,6 +190,10 @@ def write_figures(report: Report, folder: Path) -> list[Path]:
         if section.surface is not None:
             drawn["tau"] = figures.tau_surface(section.surface)
         for what, figure in drawn.items():
+            written += figures.save(figure, folder / f"{stem}-{what}")
+    for number, own in enumerate(report.sampled, start=len(report.sections) + 1):
+        stem = "-".join(filter(None, map(_slug, (f"{number:02d}", own.name, own.task))))
+        for what, figure in sampled_figures.all_of(own).items():
             written += figures.save(figure, folder / f"{stem}-{what}")
     return written
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_eval_semsoft import __version__
 
 from .figures import Reliability, TauSurface
 from .measures import Measure
+
+if TYPE_CHECKING:
+    from .sampled_data import SampledSection
 
 CONSTRAINED, SEMANTIC = "constrained", "semantic"
 TITLES = {CONSTRAINED: "Standard softmax", SEMANTIC: "Semantic Softmax"}
@@ -210,8 +213,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """A page: its sections, and the command that made it."""
+    """A page: its sections, and the command that made it.
+
+    Attributes:
+        sections: of readouts.
+        sampled: of runs whose answers are free text.
+    """
 
     sections: tuple[Section, ...]
     command: str = "semsoft report"
     version: str = field(default=__version__)
+    sampled: tuple[SampledSection, ...] = ()

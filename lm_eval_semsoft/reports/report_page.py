@@ -11,7 +11,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from . import figures, report_statistics
+from . import figures, report_statistics, sampled_measures
+from . import sampled_page as free
 from .figures import Reliability, TauSurface
 from .measures import MEASURES
 from .report_data import HEADLINE, TITLES, Estimate, MetricRow, Report, Section
@@ -22,7 +23,13 @@ def render(report: Report) -> str:
     """The page: one HTML file without scripts, links to elsewhere, or state."""
     template = _environment().get_template("report.html")
     return template.render(
-        report=report, many=len(report.sections) > 1, metrics=MEASURES, headline=HEADLINE
+        report=report,
+        title="Confidence report" if report.sampled else "Semantic Softmax report",
+        many=len(report.sections) + len(report.sampled) > 1,
+        metrics=MEASURES,
+        headline=HEADLINE,
+        answer_metrics=sampled_measures.MEASURES,
+        answer_headline=sampled_measures.HEADLINE,
     )
 
 
@@ -52,6 +59,13 @@ def _environment() -> jinja2.Environment:
             (group, list(own)) for group, own in itertools.groupby(rows, lambda r: r.metric.group)
         ],
         findings=_findings,
+        points_svg=free.points_svg,
+        points_rows=free.points_rows,
+        curves_svg=free.curves_svg,
+        curve_rows=free.curve_rows,
+        clusters_svg=free.clusters_svg,
+        by_n_svg=free.by_n_svg,
+        of_filter=free.of_filter,
         isnan=math.isnan,
     )
     return environment

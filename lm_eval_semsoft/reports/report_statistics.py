@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from lm_eval_semsoft.core.calibration import bin_totals
 from . import resampling
 from .measures import MEASURES, Floats, Judged
 from .report_data import Estimate
+
+Key = TypeVar("Key", bound=Hashable)
 
 RESAMPLES = resampling.RESAMPLES
 BINS = 15
@@ -48,23 +50,38 @@ def estimate_of(values: Floats) -> Estimate:
     return Estimate(float(values[0]), *resampling.interval(values))
 
 
-def bootstrap_all(sides: Sequence[Side], n: int) -> dict[tuple[str, str], Draws]:
-    """(scoring, what) -> draws: every statistic on the same resamples, so differences are paired.
+def bootstrap_all(sides: Sequence[Side]) -> dict[tuple[str, str], Draws]:
+    """(scoring, what) -> draws; what exists depends on targets and on the side."""
+    return draw_all(((side.kind, what), bind) for side in sides for what, bind in _binders(side))
 
-    What exists depends on targets and on the side.
+
+def draw_all(
+    binders: Iterable[tuple[Key, Callable[[], Statistic[Any]]]],
+) -> dict[Key, Draws]:
+    """Every statistic, those of as many documents on the same resamples: differences are paired.
+
+    Args:
+        binders: a name, and what makes the statistic or says why there is none.
     """
-    statistics, why = {}, {}
-    for side in sides:
-        for what, bind in _binders(side):
-            name = (side.kind, what)
-            try:
-                statistics[name] = bind()
-                why[name] = _reason(statistics[name])
-            except UndefinedMetricError as reason:
-                why[name] = str(reason)
-    found = resampling.replicates(statistics, n, RESAMPLES)
+    bound = [(name, *_bound(bind)) for name, bind in binders]
+    statistics: dict[int, dict[Key, Statistic[Any]]] = {}  # by number of documents
+    for name, own, _ in bound:
+        if own is not None:
+            statistics.setdefault(own.n, {})[name] = own
+    found: dict[Key, Floats] = {}
+    for n, same in statistics.items():
+        found |= resampling.replicates(same, n, RESAMPLES)
     nothing = np.full(1 + RESAMPLES, np.nan)
-    return {name: Draws(found.get(name, nothing), reason) for name, reason in why.items()}
+    return {name: Draws(found.get(name, nothing), reason) for name, _, reason in bound}
+
+
+def _bound(bind: Callable[[], Statistic[Any]]) -> tuple[Statistic[Any] | None, str]:
+    """A statistic, if there is one, and why it has no value, if it has none."""
+    try:
+        own = bind()
+    except UndefinedMetricError as reason:
+        return None, str(reason)
+    return own, _reason(own)
 
 
 def _binders(side: Side) -> Iterator[tuple[str, Callable[[], Statistic[Any]]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from pathlib import Path
 
 from .report_data import Estimate
 
@@ -76,3 +77,8 @@ def marked(token: str) -> str:
 
 def cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def short_model(model: str) -> str:
+    """A model's name; of one that is a folder, the folder's."""
+    return Path(model).name if Path(model).is_absolute() else model
