@@ -70,6 +70,7 @@ class BaselineTask(InstructedTask):
             "samples": self.examples(options.get("context", "none")),
         }
         super().__init__(config)
+        self.config.metadata = {**options, "reference_judge": self.judge.name}
         list_metrics(self, METRICS)
 
     @abstractmethod

@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,9 @@ class SampledTask(InstructedTask):
             config["fewshot_config"] = config["fewshot_config"] | with_texts
         super().__init__(config)
         self.config.repeats = self.options.n_samples
+        # The harness writes them into the results.
+        told = {**asdict(self.options), "reference_judge": self.reference_judge.name}
+        self.config.metadata = {**given, **told, "judge": self.judge.name}
         list_metrics(self, METRICS)
 
     def doc_to_text(self, doc: Any, doc_to_text: Any = None) -> Any:

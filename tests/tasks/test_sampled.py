@@ -280,9 +280,11 @@ def test_predict_only(run):
     assert out["results"]["triviaqa_se"]["bypass,n10"] == 999
 
 
-def test_every_judge_name_is_kept(run):
+def test_the_results_name_all_options(run):
     out = run(Parrot(["so"]), metadata={"judge": "f1:0.7"})
-    assert out["configs"]["triviaqa_se"]["metadata"]["judge"] == "f1:0.7"
+    told = out["configs"]["triviaqa_se"]["metadata"]
+    assert (told["judge"], told["reference_judge"]) == ("f1:0.7", "f1:0.7")
+    assert (told["n_samples"], told["cluster"], told["confidence"]) == (10, "greedy", "share")
 
 
 def test_the_module_lists_its_options():
