@@ -25,6 +25,20 @@ def check_choice(name: str, given: object, allowed: Sequence[str]) -> str:
     raise ValueError(f"{name}={given!r} is not known: use one of {', '.join(allowed)}{hint}.")
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, short enough to stand within a sentence.
+
+    >>> first_line(ValueError("\\nToo long.\\nRead more here."))
+    'Too long.'
+    >>> first_line(FileNotFoundError(2, "No such file", "x.txt")), first_line(OSError())
+    ('No such file', 'OSError')
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = [line for raw in str(error).splitlines() if (line := raw.strip())]
+    return (lines or [type(error).__name__])[0][:200]
+
+
 def listed(names: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from lm_eval_semsoft.core.errors import first_line
+
 _DIGEST = re.compile(r"\d{20}-([0-9a-f]{16})\.parquet")  # the name of a part
 
 
@@ -144,12 +146,6 @@ def free_name(path: Path) -> Path:
         taken += 1
         free = path.with_name(f"{path.stem}.{taken}{path.suffix}")
     return free
-
-
-def first_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def encodable(text: str) -> str:

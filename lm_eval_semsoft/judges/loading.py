@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lm_eval_semsoft.core.errors import first_line
 from lm_eval_semsoft.engine.hub import hub_problem
 
 from .base import JudgeError
@@ -57,7 +58,7 @@ def load(judge: str, model: str, kind: str, dtype: Any, device: str | None) -> t
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise JudgeError(
             f"judge={judge!r}: the model {model!r} cannot be loaded "
-            f"({type(error).__name__}: {_first_line(error)})."
+            f"({type(error).__name__}: {first_line(error).rstrip('.')})."
         ) from error
     return tokenizer, loaded.eval().to(device), device
 
@@ -86,10 +87,6 @@ def _only_here(judge: str, model: str) -> bool:
             f"{problem}; give a folder, or use a judge that needs no download (rules, f1:0.5)."
         )
     return bool(problem)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or "no reason given").splitlines()[0].rstrip(".")
 
 
 def stacked(

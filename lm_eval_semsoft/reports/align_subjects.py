@@ -18,8 +18,8 @@ from lm_eval_semsoft.core.bootstrap import stderr
 from lm_eval_semsoft.engine import store
 
 from . import doubt
-from .generations import Generations, load_generations
-from .readings import Readings, Source, check_task, distinct_names, load_all
+from .generations import Generations, generations_of
+from .readings import Readings, Source, check_task, distinct_names, nothing_in, readings_of
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -123,10 +123,11 @@ def subjects_of(
         ValueError: nothing to read, or not this task.
     """
     source = Source.open(folder)
-    answers = [own for own in load_generations(source.folder) if own.n]
-    options: list[Readings] = []
-    if not answers or any(d.labels for d in store.read_documents(source.folder)):
-        options = load_all(source.folder)
+    stored = store.read_documents(source.folder)
+    answers = [own for own in generations_of(source, stored) if own.n]
+    options = readings_of(source, stored)
+    if not answers and not options:
+        raise nothing_in(folder)
     names = [*(own.task for own in options), *(own.task for own in answers)]
     check_task(folder, names, task)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,13 @@ def load_generations(folder: str | Path) -> list[Generations]:
         FileNotFoundError, engine.parts.ForeignReadouts: as `Source.open`.
     """
     source = Source.open(folder)
+    return generations_of(source, store.read_documents(source.folder))
+
+
+def generations_of(source: Source, stored: Sequence[StoredDocument]) -> list[Generations]:
+    """`load_generations` from documents that have been read."""
     tasks: dict[str, list[StoredDocument]] = {}
-    for document in store.read_documents(source.folder):
+    for document in stored:
         if not document.labels:
             tasks.setdefault(document.task, []).append(document)
     if not tasks:

@@ -250,22 +250,40 @@ def load_all(folder: str | Path, samples: Mapping[int, int] | None = None) -> li
         ValueError: nothing to read.
     """
     source = Source.open(folder)
+    found = readings_of(source, store.read_documents(source.folder), samples)
+    if not found:
+        raise nothing_in(folder)
+    return found
+
+
+def readings_of(
+    source: Source,
+    stored: Sequence[StoredDocument],
+    samples: Mapping[int, int] | None = None,
+) -> list[Readings]:
+    """`load_all` from documents that have been read; [] where there is nothing."""
     tasks: dict[str, list[StoredDocument]] = {}
-    for document in _conditional(store.read_documents(source.folder)):
+    for document in _conditional(stored):
         if not document.labels:  # an answer that was generated (`reports.generations`)
             continue
         tasks.setdefault(document.task, []).append(document)
+    if not tasks:
+        return []
     rows = _Rows(source)
     found = []
     for task, documents in tasks.items():
         if len({d.doc_id for d in documents}) < len(documents):
-            logger.warning("%s: task %s has several prompts a document; left out.", folder, task)
+            logger.warning(
+                "%s: task %s has several prompts a document; left out.", source.folder, task
+            )
             continue
         if (readings := _assemble(source, task, documents, rows, samples)) is not None:
             found.append(readings)
-    if not found:
-        raise ValueError(f"{folder} holds no readouts of any task yet.")
     return found
+
+
+def nothing_in(folder: str | Path) -> ValueError:
+    return ValueError(f"{folder} holds no readouts of any task yet.")
 
 
 def _conditional(documents: Sequence[StoredDocument]) -> list[StoredDocument]:

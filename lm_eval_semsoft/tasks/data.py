@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lm_eval_semsoft.core.errors import check_choice
+from lm_eval_semsoft.core.errors import check_choice, first_line
 from lm_eval_semsoft.engine.hub import hub_problem
 
 logger = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ def _find_hub(spec: DatasetSpec, split: str) -> Path:
     try:
         return _hub_file(spec.hub, split)
     except Exception as error:  # any failure of a download means: this source is not available
-        raise _NotHere(f"{type(error).__name__}: {_first_line(error)}") from error
+        raise _NotHere(f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def _hub_file(hub: HubFiles, split: str, local_files_only: bool = False) -> Path:
@@ -452,8 +452,3 @@ def warn_of_typos(task: str, given: Iterable[str], options: Sequence[str]) -> No
     for name in given:
         if near := difflib.get_close_matches(name, options, n=1, cutoff=0.8):
             logger.warning("%s: the option %r is ignored; is %r meant?", task, name, near[0])
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else "no message"

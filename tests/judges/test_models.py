@@ -49,6 +49,14 @@ def test_encoder_reads_a_text_once(tiny_encoder, monkeypatch):
     assert sorted(read) == sorted([QUESTION, *(f"{QUESTION} {x}" for x in "abcd")])
 
 
+def test_encoder_reads_many_texts_in_blocks(tiny_encoder, monkeypatch):
+    judge = resolve(f"encoder:{tiny_encoder}")
+    texts = ["a" * (7 * i % 11) + f" {i}" for i in range(11)]
+    at_once = judge._encode(texts)
+    monkeypatch.setattr("lm_eval_semsoft.judges.encoder._TOKENISED", 4)
+    assert judge._encode(texts) == pytest.approx(at_once, abs=1e-5)
+
+
 def nli_by_hand(folder, premise, hypothesis):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -528,7 +528,7 @@ def test_packaged_model(
         return cls(pretrained=model, tokenizer=tokenizer, batch_size=4, **kwargs)
 
     reference = build(HFLM)
-    docs: list[Doc] = [(t, [" " + label for label in labels]) for t in prompts(comments[:3])]
+    docs: list[Doc] = [(t, [" " + label for label in labels[:6]]) for t in prompts(comments[:2])]
     docs += [("", [" joy", " disapproval"]), (prompts(comments)[3] + " ", ["joy", "disapproval"])]
     docs += [(prompts(comments)[0], [" " + comments[1], " " + comments[2]])]
     requests = make_requests("plain", docs)

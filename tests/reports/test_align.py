@@ -365,6 +365,21 @@ def test_generated_answers_are_read(tmp_path: Path) -> None:
     assert "ECE" not in done.output
 
 
+def test_answers_are_read_where_the_readouts_of_labels_are_gone(tmp_path: Path) -> None:
+    folder = spoken(tmp_path / "mixed")
+    store, key = Store(folder, "e" * 16, K, {"model": "test/model", "top_k": K}), text_key("lost")
+    doc = json.dumps({"id": "lost"})
+    labelled = StoredDocument("mc", 0, key, doc, None, ("a", "b"), (key,), ())
+    store.save_tasks({"mc": {"why_identity": None}}, {})
+    store.save_documents([labelled])
+    store.close()
+    assert [own.task for own in subjects_of(folder)] == ["oe"]
+    for part in folder.rglob("answers/*.parquet"):
+        part.unlink()
+    with pytest.raises(ValueError, match="holds no readouts of any task yet"):
+        subjects_of(folder)
+
+
 def test_calibration_needs_right_answers_and_people(base: Path) -> None:
     from lm_eval_semsoft.reports import readings
 
