@@ -18,6 +18,7 @@ from lm_eval_semsoft.judges import DEFAULT
 from lm_eval_semsoft.judges.text import has_content
 from lm_eval_semsoft.tasks import confidence_metrics, metrics, questions
 from lm_eval_semsoft.tasks.listing import Metric, list_metrics
+from lm_eval_semsoft.tasks.logged import Logged
 from lm_eval_semsoft.tasks.metrics import DocValue, Payload
 from lm_eval_semsoft.tasks.prompts import FixedExamples, InstructedTask
 from lm_eval_semsoft.tasks.right import judge_named, reference_of, right_answers
@@ -106,10 +107,12 @@ class BaselineTask(InstructedTask):
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Payload]:
         """Payloads of one document, from the record that a filter made of it."""
-        return payloads(doc, results[0])
+        found = {**payloads(doc, results[0]), "bypass": DocValue(0.0, str(doc["id"]))}
+        wanted = self.aggregation()  # with --predict_only, nothing but the harness's "bypass"
+        return {name: payload for name, payload in found.items() if name in wanted}
 
 
-def record(reply: Reply, right: float, convention: str) -> dict[str, Any]:
+def record(reply: Reply, right: float, convention: str) -> Logged:
     """What stands in the samples of a run: JSON, with None where something is not known.
 
     Args:
@@ -123,13 +126,13 @@ def record(reply: Reply, right: float, convention: str) -> dict[str, Any]:
         confidence = 0.0
     if not reply.parsed and convention == "exclude":
         confidence = right = math.nan
-    return {
-        "answer": reply.answer,
-        "confidence": None if math.isnan(confidence) else confidence,
-        "right": None if math.isnan(right) else bool(right),
-        "parsed": reply.parsed,
-        "n_tokens": None if math.isnan(reply.n_tokens) else int(reply.n_tokens),
-    }
+    return Logged(
+        answer=reply.answer,
+        confidence=None if math.isnan(confidence) else confidence,
+        right=None if math.isnan(right) else bool(right),
+        parsed=reply.parsed,
+        n_tokens=None if math.isnan(reply.n_tokens) else int(reply.n_tokens),
+    )
 
 
 def payloads(doc: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Payload]:

@@ -120,6 +120,12 @@ class Task(BaselineTask):
         self.context = context
         return questions.examples(context)
 
+    def doc_to_text(self, doc: Any, doc_to_text: Any = None) -> Any:
+        """The question as `SampledTask` asks it, so that both have the same greedy answer."""
+        if self.is_chat and doc_to_text in (None, self.config.doc_to_text):
+            return "\n\n".join(filter(None, (doc.get("context"), doc["question"])))
+        return super().doc_to_text(doc, doc_to_text)
+
     def construct_requests(self, doc: dict[str, Any], ctx: Any, **kwargs: Any) -> list[Instance]:
         """The request for an answer, and two about it.
 
@@ -132,7 +138,8 @@ class Task(BaselineTask):
         assert isinstance(answer, Instance)
         n = self.config.num_fewshot or 0
         if chat and template is not None:
-            answer.args[1]["until"] = [s for s in answer.args[1]["until"] if s != "\n"]
+            if answer.args[1].get("until") == ["\n"]:
+                answer.args[1]["until"] = []
             frame, space = chat_frame(doc, self.context, n, template), ""
         else:
             frame, space = plain_frame(doc, self.context, n), " "

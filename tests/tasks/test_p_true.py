@@ -87,7 +87,14 @@ def test_chat_prompts(load_task, multiturn):
         apply_chat_template=True, chat_template=render, fewshot_as_multiturn=multiturn
     )
     context, how = task.instances[0].args
-    assert context.startswith(f"<system>{questions.INSTRUCTION}<user>")
+    assert context.startswith(f"<system>{questions.INSTRUCTION}<user>Which English composer")
+    assert context.endswith("Capital number 0?<assistant>")
+    sampled = load_task("triviaqa_se", judge="rules")
+    sampled.set_config("num_fewshot", 1)
+    sampled.build_all_requests(
+        apply_chat_template=True, chat_template=render, fewshot_as_multiturn=multiturn
+    )
+    assert sampled.instances[1].args == (context, how)  # the same greedy answer
     assert how["until"] == []
     assert task.config.generation_kwargs["until"] == ["\n"]
     assert second_stage(task) == [
@@ -240,6 +247,13 @@ def test_limit_write_out_and_repeated_runs(quick):
     assert first == second
 
 
+def test_predict_only(quick):
+    out = evaluate(Scripted(), NAME, predict_only=True)
+    assert [row["filtered_resps"][0]["answer"] for row in out["samples"][NAME]] == [
+        "Oslo", "Rome, Italy", "", "Oslo",
+    ]  # fmt: skip
+
+
 def test_another_task_comes_first(tmp_path, quick):
     (tmp_path / "first.yaml").write_text(
         "task: first\ndataset_path: json\noutput_type: multiple_choice\ntest_split: train\n"
@@ -280,7 +294,9 @@ def test_semsoft_hf_equals_hf(tiny_model, quick, one_thread, chat, tmp_path):
     tiny, options = tiny_model("qwen3"), {"num_fewshot": 1, "gen_kwargs": "max_gen_toks=4"}
     if chat:
         options |= {"apply_chat_template": True, "fewshot_as_multiturn": True}
-    stock, ours = (told(evaluate(model(kind, tiny), NAME, **options)) for kind in ("hf", "ours"))
+    stock = told(evaluate(model("hf", tiny), NAME, **options))
+    readouts = {} if chat else {"readouts": str(tmp_path / "readouts")}
+    ours = told(evaluate(model("ours", tiny, **readouts), NAME, **options))
     assert [row["answer"] for row in ours] == [row["answer"] for row in stock]
     assert any(row["answer"] for row in ours)
     confidence = [row["confidence"] for row in ours]
@@ -292,5 +308,3 @@ def test_semsoft_hf_equals_hf(tiny_model, quick, one_thread, chat, tmp_path):
                 model("ours", tiny), NAME, use_cache=str(tmp_path / "cache"), **options
             )
             assert told(cached) == ours
-        kept = model("ours", tiny, readouts=str(tmp_path / "readouts"))
-        assert told(evaluate(kept, NAME, **options)) == ours

@@ -1,6 +1,7 @@
 """Verbalised confidence: reading replies, prompts, and what unreadable replies count as."""
 
 import functools
+import json
 import math
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
+from lm_eval.utils import sanitize_list
 
 from lm_eval_semsoft.judges import JudgeError
 from lm_eval_semsoft.tasks import baseline, questions, right, verbal
@@ -153,7 +155,7 @@ def test_any_text_can_be_read(text):
 )  # fmt: skip
 def test_time_is_linear(text):
     for read in (parse_tags, parse_ten):
-        read(text * 50_000)  # a quadratic reader would take hours
+        read(text * 20_000)  # a quadratic reader would take minutes
 
 
 # --- prompts -------------------------------------------------------------------------------------
@@ -304,6 +306,14 @@ def test_both_conventions(run):
     assert rows[2, "zero"] == [{"answer": "Oslo", "confidence": 0, "right": True} | plain]
     assert rows[2, "exclude"] == [{"answer": "Oslo", "confidence": None, "right": None} | plain]
     assert rows[3, "zero"] == [{"answer": "", "confidence": 0, "right": False} | plain]
+
+
+def test_samples_are_logged_as_json():
+    reply = baseline.Reply("東京", math.nan, parsed=False, n_tokens=3.0)
+    (text,) = sanitize_list([baseline.record(reply, 1.0, "exclude")])
+    assert json.loads(text) == {
+        "answer": "東京", "confidence": None, "right": None, "parsed": False, "n_tokens": 3,
+    }  # fmt: skip
 
 
 def test_tokens_are_counted(run):
