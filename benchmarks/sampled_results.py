@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,7 +72,7 @@ def cell(own: dict[str, Any], metric: str, used: str) -> str:
     told = f"{value:.{digits}f}"
     if isinstance(error, float) and not math.isnan(error):
         told += f" ± {error:.{digits}f}"
-    return told.replace("0.", ".") if abs(value) < 1 else told
+    return re.sub(r"\b0\.", ".", told)
 
 
 def main(
