@@ -9,7 +9,8 @@ Stock `hf` runs at the harness's default batch size of 1 and at one that holds a
 prompt; ours at the default. Figures are medians of the rounds, in processor seconds (`--wall` for
 elapsed ones), which other work on the machine disturbs less.
 
-Answers end at a line break or after `--most` tokens, as those of the question-answering tasks do.
+Answers end at a line break or after `--most` tokens, as those of the question-answering tasks do;
+with `--whole` nearly all have `--most` tokens, which makes the figures steadier.
 Stock `hf` draws with other random numbers, so the sides write other answers, of the same length on
 average: tokens/s count what stands in them.
 """
@@ -70,9 +71,9 @@ def prompts(n: int, lm: HFLM, tokens: int) -> list[str]:
     return out
 
 
-def requests_of(contexts: list[str], most: int, repeats: int) -> list[Instance]:
+def requests_of(contexts: list[str], most: int, repeats: int, until: list[str]) -> list[Instance]:
     """As the harness clones them."""
-    kwargs = {"until": ["\n"], "max_gen_toks": most, "do_sample": True, "temperature": 1.0,
+    kwargs = {"until": until, "max_gen_toks": most, "do_sample": True, "temperature": 1.0,
               "top_k": 0, "top_p": 1.0}  # fmt: skip
     return [
         request
@@ -91,6 +92,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="Of a prompt.")] = 200,
     most: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
     rounds: int = 3,
+    whole: Annotated[bool, typer.Option(help="Answers end at no line break.")] = False,
     dtype: str = "bfloat16",
     wall: bool = False,
 ) -> None:
@@ -106,7 +108,7 @@ def main(
             **{f"hf, batch size {size}": lm for size, lm in stock.items()},
         }
         contexts = prompts(documents, ours, tokens)
-        requests = requests_of(contexts, most, repeats)
+        requests = requests_of(contexts, most, repeats, [] if whole else ["\n"])
         seconds: dict[str, list[float]] = {side: [] for side in sides}
         written: dict[str, list[int]] = {side: [] for side in sides}
         ours.generate_until(requests[:2], disable_tqdm=True)

@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 ATTENTION_NAME = "semsoft_packed"
 _FEW = 8  # rows
-_HEAD_CHUNK = 16384  # vocabulary rows converted to fp32 at once
+_HEAD_CHUNK = 16384  # vocabulary rows converted to fp32 at once …
+_HEAD_CHUNK_CPU = 1024  # … and so many that a CPU's cache holds them until they are used
 
 
 class NaNLogits(ValueError):
@@ -259,9 +260,12 @@ def _tall_linear(head: Any, x: torch.Tensor) -> torch.Tensor:
 def _fp32_linear(head: Any, x: torch.Tensor) -> torch.Tensor:
     x = x.float()
     out = x.new_empty(*x.shape[:-1], head.out_features)
-    for start in range(0, head.out_features, _HEAD_CHUNK):
-        rows = slice(start, start + _HEAD_CHUNK)
-        out[..., rows] = x @ head.weight[rows].float().T
+    step = _HEAD_CHUNK_CPU if x.device.type == "cpu" else _HEAD_CHUNK
+    room = x.new_empty(step, head.in_features)  # the same for all: new memory costs more than use
+    for start in range(0, head.out_features, step):
+        rows = slice(start, min(start + step, head.out_features))
+        weight = room[: rows.stop - start].copy_(head.weight[rows])
+        out[..., rows] = x @ weight.T
     return out if head.bias is None else out + head.bias.float()
 
 

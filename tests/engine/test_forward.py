@@ -142,6 +142,21 @@ def test_unknown_attention_inputs_are_refused() -> None:
             forward.packed_attention(module, q, q, q, None, sinks=torch.zeros(2))
 
 
+@pytest.mark.parametrize("rows", [700, 1024, 5000])  # vocabularies of less and more than a chunk
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_half_precision_head_works_in_fp32(rows: int, bias: bool) -> None:
+    head = torch.nn.Linear(48, rows, bias=bias).to(torch.bfloat16)
+    hidden = torch.randn(2, 5, 48).to(torch.bfloat16)
+    with torch.inference_mode(), forward.answers_only(head, 5, [0, 1, 1], [4, 2, 4]):
+        logits = head(hidden)
+    chosen = hidden[[0, 1, 1], [4, 2, 4]].double().numpy()
+    expected = chosen @ head.weight.detach().double().numpy().T
+    if bias:
+        expected += head.bias.detach().double().numpy()
+    assert logits.dtype == torch.float32
+    np.testing.assert_allclose(logits[0], expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_self_check_tells_noise_from_mistakes(
