@@ -189,10 +189,12 @@ def way_of(lm: HFLM, gen_kwargs: Mapping[str, Any]) -> Way | None:
 def _settings(model: Any, gen_kwargs: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """The fields of `Sampling` and where they come from: the request, the model, or nobody.
 
-    Where nobody says anything, nothing is cut. (`model.generate` would take top_k=50 there, which
-    is not sampling from the model.)
+    A request with both a temperature and top_p is complete: no top_k of the model's joins it. Where
+    nobody says anything, nothing is cut. (`model.generate` would take top_k=50 there, which is not
+    sampling from the model; and no top_k means "all" to every server, so tasks cannot say it.)
     """
-    config = getattr(model, "generation_config", None)
+    complete = {"temperature", "top_p"} <= gen_kwargs.keys()
+    config = None if complete else getattr(model, "generation_config", None)
     found: dict[str, tuple[Any, str]] = {}
     for name, kind, neutral in (
         ("temperature", float, 1.0),

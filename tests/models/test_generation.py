@@ -521,6 +521,7 @@ def test_the_harness_cache_never_gives_samples(
         ({"temperature": 1.0, "top_k": 0, "top_p": 1.0},
          {"temperature": 0.6, "top_k": 20, "top_p": 0.9}, (1.0, 0, 1.0)),
         ({"top_p": 0.7}, {"top_k": 64, "top_p": 0.95}, (1.0, 64, 0.7)),
+        ({"temperature": 1.0, "top_p": 1.0}, {"top_k": 64, "top_p": 0.95}, (1.0, 0, 1.0)),
     ],
 )  # fmt: skip
 def test_where_the_settings_come_from(
@@ -531,7 +532,8 @@ def test_where_the_settings_come_from(
     contexts: list[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The request, else the model's generation_config, else nothing is cut."""
+    """The request; else the model's generation_config, unless the request is complete; else
+    nothing is cut."""
     caplog.set_level("INFO")
     tiny = fresh_tiny_model("gpt2")
     for name, value in own.items():
@@ -544,7 +546,8 @@ def test_where_the_settings_come_from(
     answers(lm, requests)
     (line,) = [r.message for r in caplog.records if r.message.startswith("Sampling with")]
     assert f"temperature {expected[0]:g}" in line
-    assert ("generation_config" in line) == bool(own.keys() - asked.keys())
+    complete = {"temperature", "top_p"} <= asked.keys()
+    assert ("generation_config" in line) == (not complete and bool(own.keys() - asked.keys()))
 
 
 def test_bad_settings_are_named(tiny_model: Callable[[str], Any], contexts: list[str]) -> None:
