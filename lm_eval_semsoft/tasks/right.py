@@ -7,6 +7,7 @@ that it means the same as one (a score of at least `judges.SAME`).
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Sequence
 
@@ -14,15 +15,23 @@ from lm_eval_semsoft.judges import SAME, Judge, resolve
 from lm_eval_semsoft.judges.text import has_content, squad
 from lm_eval_semsoft.models import demo
 
+logger = logging.getLogger(__name__)
 
-@functools.cache
+
 def judge_named(name: str) -> Judge:
-    """The judge of that name, one for all tasks of a run: they share its model and its cache.
+    """The judge of that name, the same one for all tasks of a process.
 
     Raises:
         JudgeError: see `lm_eval_semsoft.judges.resolve`.
     """
-    return resolve(name, locate=demo.resolve)
+    return _judge(name) if isinstance(name, str) else resolve(name)  # which says what is wrong
+
+
+@functools.cache
+def _judge(name: str) -> Judge:
+    judge = resolve(name, locate=demo.resolve)
+    logger.info("Answers are judged by %s.", judge.name)
+    return judge
 
 
 def right_answers(
