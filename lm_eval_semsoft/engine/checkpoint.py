@@ -18,6 +18,7 @@ FILE = "csr_config.json"
 FORMAT = 1
 KINDS = ("adapter", "full")
 PROMPTS = ("chat", "completion")
+FORMS = ("answer", "tags", "ten")
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
@@ -50,11 +51,13 @@ class PromptTemplate:
         kind: `chat`, through the tokenizer's chat template, or `completion`, as plain text.
         instruction: the system message of a chat; "" is none.
         num_fewshot: solved questions in front of each.
+        form: of replies: the `answer` alone, or with a confidence in `tags` or from 0 to `ten`.
     """
 
     kind: str
     instruction: str = ""
     num_fewshot: int = 0
+    form: str = "answer"
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,7 @@ def _parsed(path: Path) -> Checkpoint:
     checkpoint = Checkpoint(**parts)
     _check_choice(path, "kind", checkpoint.kind, KINDS)
     _check_choice(path, "prompt.kind", checkpoint.prompt.kind, PROMPTS)
+    _check_choice(path, "prompt.form", checkpoint.prompt.form, FORMS)
     return checkpoint
 
 

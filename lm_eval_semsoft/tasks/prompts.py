@@ -79,12 +79,24 @@ class InstructedTask(ConfigurableTask):
     """
 
     instruction: ClassVar[str] = ""
+    form: ClassVar[str] = ""  # of replies, as `PromptTemplate.form`
     recorded: Recorded | None = None
     is_chat = False  # is the prompt that is being built one of a chat template
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         # The harness hands over the whole YAML, and its own class knows no "class".
         super().__init__(config={k: v for k, v in (config or {}).items() if k != "class"})
+
+    def ask_as_recorded(self, config: dict[str, Any]) -> None:
+        """Put questions as they were put to the checkpoint of the run, if it evaluates one.
+
+        Args:
+            config: of the task, before the harness's class gets it; ``num_fewshot`` is changed.
+        """
+        self.recorded = Recorded.of(config.get("metadata") or {})
+        if self.recorded is not None and self.recorded.template.form == self.form:
+            # None is 0, unless --num_fewshot says otherwise; 0 in a YAML cannot be overridden.
+            config["num_fewshot"] = self.recorded.template.num_fewshot or None
 
     def fewshot_context(
         self,
@@ -97,7 +109,7 @@ class InstructedTask(ConfigurableTask):
         """The prompt of a document, as the harness builds it."""
         recorded = self.recorded
         if recorded is not None and recorded.is_chat:
-            if system_instruction is None:
+            if system_instruction is None and recorded.template.form == self.form:
                 system_instruction = recorded.template.instruction
             if not apply_chat_template:
                 apply_chat_template = True

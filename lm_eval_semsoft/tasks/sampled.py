@@ -30,7 +30,7 @@ from lm_eval_semsoft.tasks import confidence_metrics, metrics
 from lm_eval_semsoft.tasks.listing import Metric, list_metrics
 from lm_eval_semsoft.tasks.logged import Logged
 from lm_eval_semsoft.tasks.metrics import DocRecord, DocValue, Payload
-from lm_eval_semsoft.tasks.prompts import InstructedTask, Recorded
+from lm_eval_semsoft.tasks.prompts import InstructedTask
 from lm_eval_semsoft.tasks.questions import INSTRUCTION, examples
 from lm_eval_semsoft.tasks.right import judge_named, right_answers
 
@@ -77,6 +77,7 @@ class SampledTask(InstructedTask):
     """A task of open questions from a YAML (``class: !function …sampled.SampledTask``)."""
 
     instruction = INSTRUCTION
+    form = "answer"
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         config = dict(config or {})
@@ -87,10 +88,7 @@ class SampledTask(InstructedTask):
         if given.get("context") == "gold":
             with_texts = {"samples": functools.partial(examples, "gold")}
             config["fewshot_config"] = config["fewshot_config"] | with_texts
-        self.recorded = Recorded.of(given)
-        if self.recorded is not None:
-            # None is 0, unless --num_fewshot says otherwise; 0 in a YAML cannot be overridden.
-            config["num_fewshot"] = self.recorded.template.num_fewshot or None
+        self.ask_as_recorded(config)
         super().__init__(config)
         self.config.repeats = self.options.n_samples
         list_metrics(self, METRICS)

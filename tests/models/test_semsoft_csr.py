@@ -187,7 +187,7 @@ def test_folder_without_csr_config(tmp_path, files, message):
         ({"kind": "half"}, "kind is 'half'"),
         ({"base": {"model": "x"}}, "lacks 'revision'"),
         ({"base": 3}, "must be JSON objects"),
-        ({"prompt": {"kind": "poem", "instruction": "", "num_fewshot": 0}}, "poem"),
+        ({"prompt": {"kind": "poem", "instruction": "", "num_fewshot": 0, "form": ""}}, "poem"),
         ({"files": {}}, "names no weights"),
         ({"files": {"adapter_model.safetensors": 1}}, "is damaged"),
     ],
