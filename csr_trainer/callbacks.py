@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,8 +90,10 @@ class Development(TrainerCallback):
 
     def _evaluate(self, state: Any) -> None:
         """All processes ask, the first one judges."""
-        own = share_of(args_process(self.trainer), args_processes(self.trainer),
-                       len(self._questions))  # fmt: skip
+        accelerator = self.trainer.accelerator
+        own = share_of(
+            accelerator.process_index, accelerator.num_processes, len(self._questions)
+        )
         texts = self.trainer.answers(
             [self._questions[i]["prompt"] for i in own], self._n, self._seed + state.global_step
         )
@@ -105,16 +108,6 @@ class Development(TrainerCallback):
         self._log.append(state.global_step, self.metrics)
         self.trainer.log_beside({f"{_PREFIX}{name}": v for name, v in self.metrics.items()})
         draw(self._log.rows(), self._folder / PICTURE, self._title)
-
-
-def args_process(trainer: CSRTrainer) -> int:
-    """The number of this process, from 0."""
-    return int(trainer.accelerator.process_index)
-
-
-def args_processes(trainer: CSRTrainer) -> int:
-    """How many processes train."""
-    return int(trainer.accelerator.num_processes)
 
 
 class Progress(TrainerCallback):
@@ -142,8 +135,6 @@ class Progress(TrainerCallback):
         self._begin = (0, 0.0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        import time
-
         self._begin = (state.global_step, time.monotonic())
         self._task = self._bar.add_task("Training", total=state.max_steps,
                                         completed=state.global_step)  # fmt: skip
@@ -157,11 +148,11 @@ class Progress(TrainerCallback):
     ) -> None:
         if line := log_line(logs or {}):
             left = "" if self._console.is_terminal else self._left(state)
-            self._console.print(f"step {state.global_step}/{state.max_steps}: {line}{left}")
+            self._console.print(
+                f"step {state.global_step}/{state.max_steps}: {line}{left}", soft_wrap=True
+            )
 
     def _left(self, state: Any) -> str:
-        import time
-
         first, begin = self._begin
         done = state.global_step - first
         if done < 1:

@@ -290,8 +290,9 @@ def parser(prog: str) -> argparse.ArgumentParser:
         epilog="In brackets: the default, and whose it is. Several GPUs: `accelerate launch -m "
         "csr_trainer …` (docs/csr.md).",
         argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
     )
-    made.add_argument("--config", metavar="FILE", help="YAML file of settings; flags go before it")
+    made.add_argument("--config", metavar="FILE", help="YAML file of settings; flags win over it")
     made.add_argument("--resume", action="store_true",
                       help="go on from the newest whole checkpoint in --output-dir")  # fmt: skip
     made.add_argument("--dry-run", action="store_true",

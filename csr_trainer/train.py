@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,7 +77,8 @@ def run(command: Command) -> None:
     if trainer.is_world_process_zero():
         prepared.console.print(
             f"Trained: {output_dir}. Evaluate it with `lm_eval --model semsoft-csr --model_args "
-            f"checkpoint={output_dir} --tasks semantic_uncertainty`."
+            f"checkpoint={output_dir} --tasks semantic_uncertainty`.",
+            soft_wrap=True,
         )
 
 
@@ -137,11 +138,12 @@ def prepare(settings: Settings) -> Prepared:
     from csr_trainer.trainer import CSRTrainer
 
     reward = _reward(settings)
+    reward.resolved()  # a judge that is missing is found out now
+    path, name = locate(settings.model)
+    base = base_of(path, name, settings.revision)
     args = grpo_config(settings)  # before the model: under DeepSpeed it decides how that is loaded
     blocks = Blocks.of(args)
     fitting_save_steps(settings.save_steps, blocks.passes, blocks.accumulation)
-    reward.resolved()  # a judge that is missing is found out now
-    path, name = locate(settings.model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         path, revision=settings.revision, padding_side="left", truncation_side="left"
     )
@@ -156,7 +158,6 @@ def prepare(settings: Settings) -> Prepared:
             settings.dataset, settings.n_questions, settings.dev_questions, settings.question_seed
         ).items()
     }
-    base = base_of(path, name, settings.revision)
     model = load_model(settings, path)
 
     output_dir = Path(settings.output_dir)
@@ -281,16 +282,18 @@ def locate(model: str | None) -> tuple[str, str]:
 def base_of(path: str, name: str, revision: str | None) -> Base:
     """The base model, with the fingerprint of its weights as they are stored.
 
-    Under DeepSpeed's third stage a loaded model has no whole weights, so this one is loaded apart,
-    and only by the process that writes checkpoints.
+    Loaded apart from the one that is trained, before TRL's arguments: once these name DeepSpeed's
+    third stage, a loaded model has no whole weights. Only by the process that writes checkpoints.
     """
     if os.environ.get("RANK", "0") != "0":
         return Base(name, revision, "", "")
     from transformers import AutoModelForCausalLM
-    from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
-    del set_hf_deepspeed_config, unset_hf_deepspeed_config
-    model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype="auto")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype="auto")
+    except OSError as error:
+        reason = (str(error).strip() or "no reason given").splitlines()[0].rstrip(".")
+        raise ValueError(f"model={name!r} cannot be loaded ({reason}).") from error
     commit = getattr(model.config, "_commit_hash", None)
     dtype = str(model.dtype).removeprefix("torch.")
     return Base(name, revision or commit, model_fingerprint(model), dtype)
@@ -394,14 +397,3 @@ def _check_groups(settings: Settings) -> None:
             f"block: {fitting(settings.num_generations, processes())}."
         )
 
-
-def summary(settings: Settings) -> Mapping[str, Any]:
-    """What a run is, in a few words, for people."""
-    return {
-        "reward": settings.reward,
-        "judge": settings.judge,
-        "G": settings.num_generations,
-        "lambda": f"{settings.schedule} to {settings.lambda_max:g}",
-        "weights": f"LoRA, rank {settings.lora_r}" if settings.is_adapter else "all",
-        "learning rate": settings.rate,
-    }

@@ -110,8 +110,10 @@ class CSRTrainer(GRPOTrainer):  # type: ignore[misc]
         return [texts[i : i + n] for i in range(0, len(texts), n)]
 
     def log_beside(self, values: dict[str, float]) -> None:
-        """Add to the log without flushing what GRPO has collected of the step."""
+        """Add to the log; what GRPO has collected of the step, and its own log line, stay."""
+        wanted = self.control.should_log
         Trainer.log(self, values)
+        self.control.should_log = wanted
 
     # -- before the first step ---------------------------------------------------------------------
 
