@@ -34,9 +34,7 @@ class LogFile(TrainerCallback):
         if state.is_world_process_zero:
             self._log.keep(state.global_step)
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         values = {k: v for k, v in (logs or {}).items() if not k.startswith(_PREFIX)}
         if values and state.is_world_process_zero:
             self._log.append(state.global_step, values)
@@ -91,9 +89,7 @@ class Development(TrainerCallback):
     def _evaluate(self, state: Any) -> None:
         """All processes ask, the first one judges."""
         accelerator = self.trainer.accelerator
-        own = share_of(
-            accelerator.process_index, accelerator.num_processes, len(self._questions)
-        )
+        own = share_of(accelerator.process_index, accelerator.num_processes, len(self._questions))
         texts = self.trainer.answers(
             [self._questions[i]["prompt"] for i in own], self._n, self._seed + state.global_step
         )
@@ -143,9 +139,7 @@ class Progress(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._bar.update(self._task, completed=state.global_step)
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if line := log_line(logs or {}):
             left = "" if self._console.is_terminal else self._left(state)
             self._console.print(

@@ -140,4 +140,3 @@ def fitting_save_steps(save_steps: int, passes: int, accumulation: int) -> None:
             f"({passes} passes, {accumulation} to an optimiser step), which cannot be resumed "
             f"exactly: use a multiple of {least}."
         )
-

@@ -32,8 +32,8 @@ ALL_LINEAR = "all-linear"
 
 def _setting(default: Any, help: str, source: str, allowed: Sequence[str] = ()) -> Any:
     about = {"help": help, "source": source, "allowed": tuple(allowed)}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=about)
+    if default is dict:
+        return field(default_factory=dict, metadata=about)
     return field(default=default, metadata=about)
 
 
@@ -124,7 +124,9 @@ class Settings:
     )
     use_cpu: bool = _setting(False, "leave GPUs alone", TRL)
     use_vllm: bool = _setting(False, "make rollouts with vLLM", TRL)
-    vllm_mode: str = _setting("colocate", "vLLM in the same processes, or a server", TRL, VLLM_MODES)
+    vllm_mode: str = _setting(
+        "colocate", "vLLM in the same processes, or a server", TRL, VLLM_MODES
+    )
     seed: int = _setting(42, "of training", TRL)
 
     # What is kept and shown
@@ -133,8 +135,8 @@ class Settings:
     eval_steps: int = _setting(50, "optimiser steps between evaluations; 0: none", OURS)
     eval_samples: int = _setting(10, "sampled answers per development question", OURS)
     logging_steps: int = _setting(1, "optimiser steps between log lines (TRL: 10)", OURS)
-    trl: dict[str, Any] = _setting(
-        {}, "anything else of trl.GRPOConfig: deepspeed, fsdp, report_to, vllm_…", TRL
+    trl: dict[str, Any] = _setting(  # noqa: RUF009 - a field with a factory
+        dict, "anything else of trl.GRPOConfig: deepspeed, fsdp, report_to, vllm_…", TRL
     )
 
     def __post_init__(self) -> None:

@@ -38,7 +38,9 @@ class Memory:
         return self.weights + self.training + max(self.rollouts, self.activations)
 
 
-def memory_of(model: Any, tokens: int, rows_per_pass: int, rows: int, checkpointing: bool) -> Memory:
+def memory_of(
+    model: Any, tokens: int, rows_per_pass: int, rows: int, checkpointing: bool
+) -> Memory:
     """An estimate, from shapes alone; allocators and vLLM take more.
 
     Activations are counted as 34 bytes a token, hidden unit and layer at two bytes a number
@@ -63,7 +65,9 @@ def memory_of(model: Any, tokens: int, rows_per_pass: int, rows: int, checkpoint
     size = parameters[0].element_size()
     keys_and_values = 2 * layers * kv_heads * width * size * tokens * rows
     layer = 34 * size // 2 * hidden * tokens * rows_per_pass
-    kept = layers * hidden * size * tokens * rows_per_pass + layer if checkpointing else layers * layer
+    kept = (
+        layers * hidden * size * tokens * rows_per_pass + layer if checkpointing else layers * layer
+    )
     return Memory(weights, trained, keys_and_values, kept)
 
 
@@ -115,9 +119,7 @@ def _longest_prompt(trainer: Any) -> int:
     return max(map(len, ids))
 
 
-def lines_of(
-    rollouts: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[int]]
-) -> list[str]:
+def lines_of(rollouts: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[int]]) -> list[str]:
     """Rollouts of groups and their rewards, a line each."""
     lines = []
     for group in groups:

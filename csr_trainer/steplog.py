@@ -23,13 +23,8 @@ class StepLog:
         """All lines; one that was cut short when a run was killed is passed over."""
         if not self.path.exists():
             return []
-        found = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
-        return found
+        lines = self.path.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines[:-1] if line]  # a whole line ends
 
     def keep(self, last: int) -> list[dict[str, Any]]:
         """Drop what came after a step, which a resumed run does again; returns what is left."""

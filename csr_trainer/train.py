@@ -291,7 +291,7 @@ def base_of(path: str, name: str, revision: str | None) -> Base:
 
     try:
         model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype="auto")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         reason = (str(error).strip() or "no reason given").splitlines()[0].rstrip(".")
         raise ValueError(f"model={name!r} cannot be loaded ({reason}).") from error
     commit = getattr(model.config, "_commit_hash", None)
@@ -396,4 +396,3 @@ def _check_groups(settings: Settings) -> None:
             f"num_generations={settings.num_generations} does not divide the {rows} rollouts of a "
             f"block: {fitting(settings.num_generations, processes())}."
         )
-

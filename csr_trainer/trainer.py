@@ -19,7 +19,7 @@ from lm_eval_semsoft.engine import checkpoint
 from lm_eval_semsoft.engine.checkpoint import Checkpoint
 
 
-class EpochSampler(RepeatSampler):  # type: ignore[misc]
+class EpochSampler(RepeatSampler):
     """TRL's sampler, with an order of questions that depends on the epoch alone.
 
     TRL's own draws every epoch's order from one generator, which a resumed run starts anew: it
@@ -40,7 +40,7 @@ class EpochSampler(RepeatSampler):  # type: ignore[misc]
         yield from super().__iter__()
 
 
-class CSRTrainer(GRPOTrainer):  # type: ignore[misc]
+class CSRTrainer(GRPOTrainer):
     """GRPO whose checkpoints say what they are and can be resumed exactly.
 
     Args:

@@ -174,7 +174,9 @@ def _parsed(path: Path) -> Checkpoint:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is no JSON that can be read ({error}).") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, and holds {type(content).__name__}.")
+        raise CheckpointError(
+            f"{path} must hold a JSON object, and holds {type(content).__name__}."
+        )
     version = content.get("format")
     if version != FORMAT:
         raise CheckpointError(

@@ -46,6 +46,8 @@ class SemsoftCSR(SemsoftHF):
             checkpoint, a damaged one, or another base model than the one that was trained.
     """
 
+    _model: Any
+
     def __init__(
         self, checkpoint: str | None = None, pretrained: Any = None, **kwargs: Any
     ) -> None:
@@ -84,8 +86,8 @@ class SemsoftCSR(SemsoftHF):
             raise ValueError("pretrained= must name the base model of an adapter: a path or an id.")
         if given := [name for name in _QUANTISED if kwargs.get(name)]:
             raise ValueError(
-                f"{given[0]}={kwargs[given[0]]!r} is not possible with an adapter, which semsoft-csr "
-                "merges into the weights: use dtype=bfloat16."
+                f"{given[0]}={kwargs[given[0]]!r} is not possible with an adapter, which is "
+                "merged into the weights: use dtype=bfloat16."
             )
         if find_spec("peft") is None:
             raise CheckpointError(

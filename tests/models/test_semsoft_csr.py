@@ -217,7 +217,9 @@ def ask(lm: SemsoftCSR, prompt: str) -> None:
     lm.generate_until([Instance("generate_until", {}, (prompt, how), 0, ("t", 0, 1))], True)
 
 
-@pytest.mark.parametrize(("kind", "warned"), [("chat", [True, False]), ("completion", [False, True])])
+@pytest.mark.parametrize(
+    ("kind", "warned"), [("chat", [True, False]), ("completion", [False, True])]
+)
 def test_prompts_of_another_kind_are_warned_of(
     adapter, tiny_model, base, tmp_path, caplog, kind, warned
 ):
