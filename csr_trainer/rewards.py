@@ -188,7 +188,7 @@ def completion_text(completion: Any) -> str:
 
 
 def cut(text: str, until: Sequence[str]) -> str:
-    """The text in front of the first stop string, on one line, as the harness' tasks read it."""
+    """The text in front of the first stop string, as the harness cuts it."""
     for stop in until:
         text = text.partition(stop)[0]
     return text
@@ -402,7 +402,6 @@ class _OfGroups(Reward):
             r_cal[group] = calibration_reward(agree, right[group], self.eps)
             agreement[group] = _mean_of_others(agree)
         weight, lam = self.weights(trainer_state)
-        # At lambda = 0 this is RLVR.
         reward = weight * right + lam * r_cal
         mine = gathered.own
         columns: Columns = {
