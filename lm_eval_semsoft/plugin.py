@@ -33,7 +33,10 @@ SWITCH = "LM_EVAL_SEMSOFT_AUTOLOAD"
 
 # The same pairs as the entry points of group `lm_eval.models` in pyproject.toml (a test compares).
 # Strings, not classes: the harness imports the module when a run asks for the model.
-MODELS = {"semsoft-hf": "lm_eval_semsoft.models.semsoft_hf:SemsoftHF"}
+MODELS = {
+    "semsoft-hf": "lm_eval_semsoft.models.semsoft_hf:SemsoftHF",
+    "semsoft-csr": "lm_eval_semsoft.models.semsoft_csr:SemsoftCSR",
+}
 
 # What became of each of the two steps in this process: for `semsoft doctor` and for tests.
 report: dict[str, str] = {}

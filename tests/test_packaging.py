@@ -82,7 +82,8 @@ def test_wheel_has_tasks_data_and_start_up_file(wheel):
         assert files
         assert {str(path.relative_to(CHECKOUT)) for path in files} <= names
     top = {name.split("/")[0] for name in names}
-    assert top - {START_UP_FILE} == {"lm_eval_semsoft", f"lm_eval_semsoft-{__version__}.dist-info"}
+    ours = {"lm_eval_semsoft", "csr_trainer", f"lm_eval_semsoft-{__version__}.dist-info"}
+    assert top - {START_UP_FILE} == ours
 
 
 def test_sdist_builds_the_same_wheel(wheel, sdist, tmp_path):

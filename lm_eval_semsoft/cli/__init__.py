@@ -21,6 +21,7 @@ from lm_eval_semsoft.cli import (
     probe,
     report,
     rescore,
+    train,
     tune,
 )
 
@@ -50,7 +51,8 @@ app = typer.Typer(
 )
 
 # One line a command, in the order of `semsoft --help`.
-EVALUATE, READ, INSTALLATION = "Evaluate", "Read the scores", "Installation"
+EVALUATE, READ, TRAIN = "Evaluate", "Read the scores", "Train"
+INSTALLATION = "Installation"
 app.command(cls=harness.HarnessCommand, rich_help_panel=EVALUATE)(harness.run)
 app.command(cls=harness.HarnessCommand, rich_help_panel=EVALUATE)(harness.ls)
 app.command(cls=harness.HarnessCommand, rich_help_panel=EVALUATE)(harness.validate)
@@ -61,6 +63,7 @@ app.command(rich_help_panel=READ, epilog=tune.EXAMPLES)(tune.tune)
 app.command(rich_help_panel=READ, epilog=align.EXAMPLES)(align.align)
 app.command(rich_help_panel=READ, epilog=probe.EXAMPLES)(probe.probe)
 app.command(rich_help_panel=READ, epilog=report.EXAMPLES)(report.report)
+app.command(cls=train.TrainerCommand, rich_help_panel=TRAIN)(train.train)
 app.command(rich_help_panel=INSTALLATION)(doctor.doctor)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_OURS = __name__.partition(".")[0]
+_OURS = (__name__.partition(".")[0], "csr_trainer")
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -106,6 +106,6 @@ def one_sentence(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Was the error raised by a line of this package?"""
+    """Was the error raised by a line of this package, or of the trainer beside it?"""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] == _OURS
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] in _OURS

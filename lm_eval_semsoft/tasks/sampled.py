@@ -79,6 +79,7 @@ class SampledTask(InstructedTask):
     """A task of open questions from a YAML (``class: !function …sampled.SampledTask``)."""
 
     instruction = INSTRUCTION
+    form = "answer"
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         config = dict(config or {})
@@ -91,6 +92,7 @@ class SampledTask(InstructedTask):
         if given.get("context") == "gold":
             with_texts = {"samples": functools.partial(examples, "gold")}
             config["fewshot_config"] = config["fewshot_config"] | with_texts
+        self.ask_as_recorded(config)
         super().__init__(config)
         self.config.repeats = self.options.n_samples
         # The harness writes them into the results.

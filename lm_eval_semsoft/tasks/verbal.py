@@ -85,6 +85,11 @@ class VerbalTask(BaselineTask):
 
     conventions = ("zero", "exclude")
 
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        config = dict(config or {})
+        self.ask_as_recorded(config)
+        super().__init__(config)
+
     @staticmethod
     @abstractmethod
     def parse(text: str) -> Verbal:
@@ -115,7 +120,8 @@ class VerbalTask(BaselineTask):
         **kwargs: Any,
     ) -> Any:
         """The prompt of a document; a base model's has the instruction, too."""
-        if not apply_chat_template and system_instruction is None:
+        is_chat = apply_chat_template or (self.recorded is not None and self.recorded.is_chat)
+        if not is_chat and system_instruction is None:
             system_instruction = f"{self.instruction}\n\n"
         return super().fewshot_context(
             doc,
@@ -140,6 +146,7 @@ class VerbalTask(BaselineTask):
 class TagsTask(VerbalTask):
     """The format of RLCR (Damani et al. 2025)."""
 
+    form = "tags"
     instruction = (
         "Reply to each question in four parts, each between its own tags. Between <think> and "
         "</think>, reason briefly. Between <answer> and </answer>, give nothing but the answer, in "
@@ -161,6 +168,7 @@ class TagsTask(VerbalTask):
 class TenTask(VerbalTask):
     """The format of Rewarding Doubt (Stangel et al. 2025)."""
 
+    form = "ten"
     instruction = (
         "Reply to each question with your answer, in a few words, and with your confidence that it "
         "is right, as a whole number from 0 (surely wrong) to 10 (surely right). Use this form and "
