@@ -123,7 +123,7 @@ class Task(BaselineTask):
     def doc_to_text(self, doc: Any, doc_to_text: Any = None) -> Any:
         """The question as `SampledTask` asks it, so that both have the same greedy answer."""
         if self.is_chat and doc_to_text in (None, self.config.doc_to_text):
-            return "\n\n".join(filter(None, (doc.get("context"), doc["question"])))
+            return questions.chat_text(doc)
         return super().doc_to_text(doc, doc_to_text)
 
     def construct_requests(self, doc: dict[str, Any], ctx: Any, **kwargs: Any) -> list[Instance]:
@@ -138,8 +138,7 @@ class Task(BaselineTask):
         assert isinstance(answer, Instance)
         n = self.config.num_fewshot or 0
         if chat and template is not None:
-            if answer.args[1].get("until") == ["\n"]:
-                answer.args[1]["until"] = []
+            answer.args[1]["until"] = questions.chat_stops(answer.args[1].get("until", []))
             frame, space = chat_frame(doc, self.context, n, template), ""
         else:
             frame, space = plain_frame(doc, self.context, n), " "

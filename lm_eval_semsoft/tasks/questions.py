@@ -90,6 +90,16 @@ def doc_to_text(doc: Mapping[str, Any]) -> str:
     return f"{context}Question: {doc['question']}\nAnswer:"
 
 
+def chat_text(doc: Mapping[str, Any]) -> str:
+    """What a chat model is asked: the context, if there is one, and the question."""
+    return "\n\n".join(filter(None, (doc.get("context"), doc["question"])))
+
+
+def chat_stops(until: Sequence[str]) -> list[str]:
+    """Stop strings for a chat model: it ends its turn, and may begin it with an empty line."""
+    return [] if list(until) == ["\n"] else list(until)
+
+
 def doc_to_target(doc: Mapping[str, Any]) -> str:
     """The first gold answer; "" if there is none."""
     return str(doc["answers"][0]) if doc["answers"] else ""

@@ -31,7 +31,7 @@ from lm_eval_semsoft.tasks.listing import Metric, list_metrics
 from lm_eval_semsoft.tasks.logged import Logged
 from lm_eval_semsoft.tasks.metrics import DocRecord, DocValue, Payload
 from lm_eval_semsoft.tasks.prompts import InstructedTask
-from lm_eval_semsoft.tasks.questions import INSTRUCTION, examples
+from lm_eval_semsoft.tasks.questions import INSTRUCTION, chat_stops, chat_text, examples
 from lm_eval_semsoft.tasks.right import judge_named, reference_of, right_answers
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class SampledTask(InstructedTask):
     def doc_to_text(self, doc: Any, doc_to_text: Any = None) -> Any:
         """The question as the prompt's kind wants it."""
         if self.is_chat and doc_to_text in (None, self.config.doc_to_text):
-            return "\n\n".join(filter(None, (doc.get("context"), doc["question"])))
+            return chat_text(doc)
         return super().doc_to_text(doc, doc_to_text)
 
     def construct_requests(
@@ -131,8 +131,8 @@ class SampledTask(InstructedTask):
                 f"{self.config.task} samples its answers: do_sample={how.get('do_sample')!r} and "
                 f"temperature={how.get('temperature')!r} must be true and above 0."
             )
-        if self.is_chat and how.get("until") == ["\n"]:
-            how["until"] = []  # a chat model ends its turn, and may begin it with an empty line
+        if self.is_chat:
+            how["until"] = chat_stops(how.get("until", []))
         return how
 
     # -- from answers to meanings ----------------------------------------------------------------
