@@ -95,9 +95,10 @@ def chat_text(doc: Mapping[str, Any]) -> str:
     return "\n\n".join(filter(None, (doc.get("context"), doc["question"])))
 
 
-def chat_stops(until: Sequence[str]) -> list[str]:
+def chat_stops(until: str | Sequence[str]) -> list[str]:
     """Stop strings for a chat model: it ends its turn, and may begin it with an empty line."""
-    return [] if list(until) == ["\n"] else list(until)
+    given = [until] if isinstance(until, str) else list(until)
+    return [] if given == ["\n"] else given
 
 
 def doc_to_target(doc: Mapping[str, Any]) -> str:

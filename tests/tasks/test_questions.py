@@ -509,3 +509,9 @@ def test_every_set_names_its_files():
     ):
         assert spec.local_names("validation") == ["validation.jsonl", "validation.parquet"]
         assert (data.EMBEDDED_DIR / spec.name / "validation.jsonl").is_file()
+
+
+def test_a_line_break_ends_no_answer_of_a_chat_model():
+    assert questions.chat_stops(["\n"]) == questions.chat_stops("\n") == []
+    assert questions.chat_stops("END") == ["END"]
+    assert questions.chat_stops(["\n", "END"]) == ["\n", "END"]
