@@ -32,6 +32,7 @@ def test_metrics_are_those_of_the_tasks():
     found = measure(judge, rows)
     outcomes = judge_all(
         judge,
+        judge,
         [Question(row.question, tuple(row.answers)) for row in rows],
         [row.samples for row in rows],
         [row.samples[0] for row in rows],
