@@ -47,7 +47,7 @@ class Development(TrainerCallback):
         folder: of the run.
         questions: rows with ``prompt``, ``question`` and ``answers``.
         read: a completion -> the answer in it.
-        judge: of meanings.
+        judges: of meanings, and of right and wrong.
         every: optimiser steps between evaluations; there is one before the first and one after the
             last step, too.
         n_samples: answers to each question.
@@ -62,7 +62,7 @@ class Development(TrainerCallback):
         folder: Path,
         questions: Sequence[Mapping[str, Any]],
         read: Callable[[str], str],
-        judge: Callable[[], Judge],
+        judges: tuple[Judge, Judge],
         every: int,
         n_samples: int,
         seed: int,
@@ -71,7 +71,7 @@ class Development(TrainerCallback):
         self._folder = folder
         self._log = StepLog(folder / DEVELOPMENT)
         self._questions = questions
-        self._read, self._judge = read, judge
+        self._read, self._judges = read, judges
         self._every, self._n, self._seed, self._title = every, n_samples, seed, title
         self.metrics: dict[str, float] = {}
 
@@ -100,7 +100,7 @@ class Development(TrainerCallback):
             Asked(row["question"], row["answers"], [self._read(text) for text in answered[i]])
             for i, row in enumerate(self._questions)
         ]
-        self.metrics = measure(self._judge(), asked)
+        self.metrics = measure(*self._judges, asked)
         self._log.append(state.global_step, self.metrics)
         self.trainer.log_beside({f"{_PREFIX}{name}": v for name, v in self.metrics.items()})
         draw(self._log.rows(), self._folder / PICTURE, self._title)

@@ -31,7 +31,7 @@ class Asked(NamedTuple):
     samples: Sequence[str]
 
 
-def measure(judge: Judge, asked: Sequence[Asked]) -> dict[str, float]:
+def measure(judge: Judge, reference: Judge, asked: Sequence[Asked]) -> dict[str, float]:
     """`METRICS` of sampled answers, and ``mean_confidence`` and ``n``.
 
     Questions to which nobody knows an answer count for the semantic entropy alone. A metric that
@@ -39,6 +39,7 @@ def measure(judge: Judge, asked: Sequence[Asked]) -> dict[str, float]:
 
     Args:
         judge: of meanings.
+        reference: of right and wrong.
         asked: [n] questions, each with at least one sample.
     """
     samples = [[clean(text) for text in own.samples] for own in asked]
@@ -50,7 +51,7 @@ def measure(judge: Judge, asked: Sequence[Asked]) -> dict[str, float]:
     ]
     right = np.array(
         right_answers(
-            judge,
+            reference,
             [own.question for own in asked],
             predictions,
             [list(own.answers) for own in asked],

@@ -26,6 +26,7 @@ from lm_eval_semsoft.core.errors import check_choice
 from lm_eval_semsoft.engine.checkpoint import Base, Checkpoint, PromptTemplate
 from lm_eval_semsoft.engine.fingerprint import model_fingerprint
 from lm_eval_semsoft.models import demo
+from lm_eval_semsoft.tasks.right import judge_named, reference_of
 
 if TYPE_CHECKING:
     from csr_trainer.trainer import CSRTrainer
@@ -169,7 +170,7 @@ def prepare(settings: Settings) -> Prepared:
         output_dir,
         list(tables["development"]),
         lambda text: answer_in(reward, text),
-        reward.resolved,
+        (reward.resolved(), judge_named(reference_of(settings.judge, None))),
         settings.eval_steps,
         settings.eval_samples,
         settings.seed,

@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 from csr_trainer.development import METRICS, Asked, draw, measure, share_of
 from csr_trainer.steplog import StepLog
 from lm_eval_semsoft.core.calibration import ece
+from lm_eval_semsoft.judges.exact import Exact
 from lm_eval_semsoft.judges.f1 import F1
 from lm_eval_semsoft.tasks.sampled import Options, Question, judge_all, payloads
 
@@ -29,10 +30,10 @@ def asked(seed=0, n=30, samples=6):
 
 def test_metrics_are_those_of_the_tasks():
     rows, judge = asked(), F1(0.5)
-    found = measure(judge, rows)
+    found = measure(judge, Exact(), rows)
     outcomes = judge_all(
         judge,
-        judge,
+        Exact(),
         [Question(row.question, tuple(row.answers)) for row in rows],
         [row.samples for row in rows],
         [row.samples[0] for row in rows],
@@ -53,11 +54,13 @@ def test_metrics_are_those_of_the_tasks():
 
 
 def test_what_cannot_be_computed_is_nan():
-    nobody_knows = measure(F1(0.5), [Asked("Who?", [], ["a", "b"])])
+    nobody_knows = measure(F1(0.5), F1(0.5), [Asked("Who?", [], ["a", "b"])])
     assert math.isnan(nobody_knows["accuracy"])
     assert math.isnan(nobody_knows["ece"])
     assert nobody_knows["semantic_entropy"] == pytest.approx(math.log(2))
-    all_right = measure(F1(0.5), [Asked("Who?", ["a"], ["a"]), Asked("Who?", ["b"], ["b"])])
+    all_right = measure(
+        F1(0.5), F1(0.5), [Asked("Who?", ["a"], ["a"]), Asked("Who?", ["b"], ["b"])]
+    )
     assert math.isnan(all_right["auroc"])
     assert all_right["ece"] == 0
 
