@@ -34,7 +34,7 @@ from lm_eval_semsoft.core.bootstrap import UndefinedMetricWarning
 from lm_eval_semsoft.core.errors import check_choice
 from lm_eval_semsoft.judges import DEFAULT, SAME, Judge
 from lm_eval_semsoft.judges.text import clean
-from lm_eval_semsoft.tasks.right import judge_named, right_answers
+from lm_eval_semsoft.tasks.right import judge_named, reference_of, right_answers
 from lm_eval_semsoft.tasks.verbal_formats import Verbal, parse_tags, parse_ten
 
 Floats = NDArray[np.float64]
@@ -244,8 +244,10 @@ class Reward(ABC):
     """A reward function as TRL's GRPOTrainer calls it.
 
     Attributes:
-        judge: its name, or a judge. The name is resolved at the first call, and a process has one
-            judge of a name; a judge that is handed over must be picklable for this to be picklable.
+        judge: of meanings: its name, or a judge. The name is resolved at the first call, and a
+            process has one judge of a name; a judge that is handed over must be picklable for this
+            to be picklable. Right and wrong are judged as the tasks do that evaluate
+            (`tasks.right.reference_of`).
         until: stop strings: only the text in front of them is read. For a base model's prompt that
             is a line break, for a chat model nothing (`csr_trainer.data.stop_strings`).
     """
@@ -320,11 +322,17 @@ class Reward(ABC):
         """
         return judge_named(self.judge) if isinstance(self.judge, str) else self.judge
 
+    def reference(self) -> Judge:
+        """The judge of right and wrong; errors as `resolved`."""
+        if isinstance(self.judge, str):
+            return judge_named(reference_of(self.judge, None))
+        return self.judge
+
     def right(self, rollouts: Sequence[Rollout], texts: Sequence[str]) -> Floats:
         """Which answers are right, [n]: 1, 0, or NaN where nobody knows."""
         return np.array(
             right_answers(
-                self.resolved(),
+                self.reference(),
                 [rollout.question for rollout in rollouts],
                 texts,
                 [rollout.answers for rollout in rollouts],

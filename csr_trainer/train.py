@@ -26,7 +26,6 @@ from lm_eval_semsoft.core.errors import check_choice
 from lm_eval_semsoft.engine.checkpoint import Base, Checkpoint, PromptTemplate
 from lm_eval_semsoft.engine.fingerprint import model_fingerprint
 from lm_eval_semsoft.models import demo
-from lm_eval_semsoft.tasks.right import judge_named, reference_of
 
 if TYPE_CHECKING:
     from csr_trainer.trainer import CSRTrainer
@@ -139,7 +138,8 @@ def prepare(settings: Settings) -> Prepared:
     from csr_trainer.trainer import CSRTrainer
 
     reward = _reward(settings)
-    reward.resolved()  # a judge that is missing is found out now
+    reward.resolved()
+    reward.reference()  # a judge that is missing is told now
     path, name = locate(settings.model)
     base = base_of(path, name, settings.revision)
     args = grpo_config(settings)  # before the model: under DeepSpeed it decides how that is loaded
@@ -170,7 +170,7 @@ def prepare(settings: Settings) -> Prepared:
         output_dir,
         list(tables["development"]),
         lambda text: answer_in(reward, text),
-        (reward.resolved(), judge_named(reference_of(settings.judge, None))),
+        (reward.resolved(), reward.reference()),
         settings.eval_steps,
         settings.eval_samples,
         settings.seed,
