@@ -167,6 +167,9 @@ def test_every_task_of_ours_is_measured_as_its_yaml_says() -> None:
         if "include" in config and "metric_list" not in config:
             config |= yaml.load((path.parent / config["include"]).read_text(), Loader=loader)
         names = [entry["metric"] for entry in config["metric_list"]]
+        if not names:  # listed in Python: answers in the model's own words, no labels to score
+            assert config["output_type"] == "generate_until"
+            continue
         assert list(measures_of(config["task"]).aggregations) == names
         found += 1
     assert found
