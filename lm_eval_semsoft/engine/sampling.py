@@ -22,6 +22,7 @@ from .token_measures import Measures
 
 _TOP = 1024  # most probable tokens among which a nucleus mostly ends
 _INFINITE = float("-inf")
+_COLDEST = torch.finfo(torch.float32).tiny  # what is below is 0 in fp32
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,14 @@ class Sampling:
             raise ValueError(f"top_p={self.top_p} must be in [0, 1]; 1 keeps all tokens.")
 
     def scores(self, logits: torch.Tensor) -> torch.Tensor:
-        """[n, V] fp32 of logits [n, V]: tempered, and -inf where no token is drawn."""
+        """[n, V] fp32 of logits [n, V]: tempered, up to a constant of each row, and -inf where no
+        token is drawn."""
         scores = logits.float()
         if self.temperature != 1:
-            scores = scores / self.temperature
+            # The largest one at 0: near a temperature of 0 it stays there, and the rest overflow
+            # to -inf, which leaves the greedy token.
+            scores = scores - scores.amax(-1, keepdim=True)
+            scores = scores / max(self.temperature, _COLDEST)
         if 0 < self.top_k < scores.shape[1]:
             least = top_k_of(scores, self.top_k)[0][:, -1:]
             scores = scores.masked_fill(scores < least, _INFINITE)

@@ -7,6 +7,8 @@ import string
 import unicodedata
 from functools import lru_cache
 
+from lm_eval_semsoft.engine.parts import encodable
+
 REMEMBERED = 2**9  # texts; pairs come question by question, and a long text read takes 0.3 MB
 _MADE_OF = "LNS"  # Unicode categories that say something: letters, numbers, symbols
 _SUPERSCRIPTS = str.maketrans({c: f"^{i}" for i, c in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")})
@@ -27,8 +29,11 @@ def words(text: str) -> list[str]:
 
 
 def clean(text: str) -> str:
-    """Composed characters, single spaces, none at the ends: no difference that can be seen."""
-    cleaned = " ".join(unicodedata.normalize("NFC", text).split())
+    """Composed characters, single spaces, none at the ends: no difference that can be seen.
+
+    Half a character, which a server can send and no tokenizer takes, becomes U+FFFD.
+    """
+    cleaned = " ".join(unicodedata.normalize("NFC", encodable(text)).split())
     return text if cleaned == text else cleaned  # no second copy of a long one
 
 

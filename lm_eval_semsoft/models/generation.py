@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -196,18 +197,34 @@ def _settings(model: Any, gen_kwargs: Mapping[str, Any]) -> dict[str, tuple[Any,
     complete = {"temperature", "top_p"} <= gen_kwargs.keys()
     config = None if complete else getattr(model, "generation_config", None)
     found: dict[str, tuple[Any, str]] = {}
-    for name, kind, neutral in (
-        ("temperature", float, 1.0),
-        ("top_k", int, 0),
-        ("top_p", float, 1.0),
+    for name, whole, neutral in (
+        ("temperature", False, 1.0),
+        ("top_k", True, 0),
+        ("top_p", False, 1.0),
     ):
         if (asked := gen_kwargs.get(name)) is not None:
-            found[name] = kind(asked), ""
+            found[name] = _number(name, asked, whole), ""
         elif (own := getattr(config, name, None)) is not None:
-            found[name] = kind(own), " (generation_config)"
+            found[name] = _number(name, own, whole), " (generation_config)"
         else:
             found[name] = neutral, ""
     return found
+
+
+def _number(name: str, given: Any, whole: bool) -> float | int:
+    """A number that may come as text, as from ``--gen_kwargs``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        number = float(given)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number) or (whole and not number.is_integer()):
+        kind = "a whole number" if whole else "a number"
+        raise ValueError(f"{name}={given!r} must be {kind}.")
+    return int(number) if whole else number
 
 
 def _say_how(lm: HFLM, sampling: Sampling, gen_kwargs: Mapping[str, Any]) -> None:

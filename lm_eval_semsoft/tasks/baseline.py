@@ -18,7 +18,7 @@ from lm_eval_semsoft.judges import DEFAULT
 from lm_eval_semsoft.judges.text import has_content
 from lm_eval_semsoft.tasks import confidence_metrics, metrics, questions
 from lm_eval_semsoft.tasks.listing import Metric, list_metrics
-from lm_eval_semsoft.tasks.logged import Logged
+from lm_eval_semsoft.tasks.logged import Logged, make_writable
 from lm_eval_semsoft.tasks.metrics import DocValue, Payload
 from lm_eval_semsoft.tasks.prompts import FixedExamples, InstructedTask
 from lm_eval_semsoft.tasks.right import judge_named, reference_of, right_answers
@@ -88,6 +88,7 @@ class BaselineTask(InstructedTask):
         The first request of a document gets what `record` makes of the reply, others their plain
         response.
         """
+        make_writable(self.instances)
         by_doc: dict[int, list[Instance]] = {}
         for instance in sorted(self.instances, key=lambda instance: instance.idx):
             by_doc.setdefault(instance.doc_id, []).append(instance)

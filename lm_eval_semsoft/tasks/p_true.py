@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from lm_eval.api.instance import Instance
 
+from lm_eval_semsoft.engine.parts import encodable
 from lm_eval_semsoft.tasks import questions
 from lm_eval_semsoft.tasks.baseline import BaselineTask, Reply, ask
 
@@ -179,8 +180,8 @@ def _exact(response: Any) -> float:
 
 
 def answer_text(text: str) -> str:
-    """A generated answer on one line."""
-    return " ".join(str(text).split())
+    """A generated answer on one line, in whole characters (a server can send half of one)."""
+    return " ".join(encodable(str(text)).split())
 
 
 # --- prompts of the second stage -----------------------------------------------------------------

@@ -28,7 +28,7 @@ from lm_eval_semsoft.judges import DEFAULT, Judge
 from lm_eval_semsoft.judges.text import clean, has_content
 from lm_eval_semsoft.tasks import confidence_metrics, metrics
 from lm_eval_semsoft.tasks.listing import Metric, list_metrics
-from lm_eval_semsoft.tasks.logged import Logged
+from lm_eval_semsoft.tasks.logged import Logged, make_writable
 from lm_eval_semsoft.tasks.metrics import DocRecord, DocValue, Payload
 from lm_eval_semsoft.tasks.prompts import InstructedTask
 from lm_eval_semsoft.tasks.questions import INSTRUCTION, chat_stops, chat_text, examples
@@ -126,7 +126,7 @@ class SampledTask(InstructedTask):
 
     def _generation_kwargs(self) -> dict[str, Any]:
         how = dict(self.config.generation_kwargs or {})
-        if not how.get("do_sample") or not float(how.get("temperature", 1.0)) > 0:
+        if not how.get("do_sample") or not _above_0(how.get("temperature", 1.0)):
             raise ValueError(
                 f"{self.config.task} samples its answers: do_sample={how.get('do_sample')!r} and "
                 f"temperature={how.get('temperature')!r} must be true and above 0."
@@ -139,6 +139,7 @@ class SampledTask(InstructedTask):
 
     def apply_filters(self) -> list[Instance]:
         """Judge all answers at once, and give every question its clusters for every N."""
+        make_writable(self.instances)
         pairs: dict[int, list[Instance]] = {}
         for instance in self.instances:
             pairs.setdefault(instance.doc_id, []).append(instance)
@@ -261,6 +262,13 @@ def clustered(
     )
 
 
+def _above_0(value: Any) -> bool:
+    try:
+        return float(value) > 0
+    except (TypeError, ValueError):
+        return False
+
+
 def _known(value: float) -> float | None:
     """For JSON, which has no NaN."""
     return None if math.isnan(value) else float(value)
@@ -294,7 +302,7 @@ def payloads(
         "n_clusters": DocValue(semantic_entropy.n_clusters(ids), key),
         "n_tokens": DocValue(sum(map(_number, samples["n_tokens"])), key),
         "parse_rate": DocValue(float(np.mean(says_something)), key),
-        "no_gold": DocValue(float(not doc["answers"]), key),
+        "no_gold": DocValue(float(not any(map(has_content, doc["answers"]))), key),
     }
 
 

@@ -14,7 +14,7 @@ from lm_eval_semsoft.judges import DEFAULT, SAME, Judge, JudgeError, Pair, resol
 from lm_eval_semsoft.judges.base import at_half
 from lm_eval_semsoft.judges.encoder import THRESHOLD
 from lm_eval_semsoft.judges.loading import packaged_encoder
-from lm_eval_semsoft.judges.text import squad
+from lm_eval_semsoft.judges.text import clean, squad
 
 QUESTION = "Who wrote Emma?"
 ANSWERS = (
@@ -106,6 +106,10 @@ def test_answers_that_say_nothing(judge, empty):
 def test_the_same_answer_in_any_script(judge, answer):
     assert judge.equivalent(QUESTION, answer, f"  {answer}\n") == 1
     assert judge.equivalent("", answer, answer) == 1
+
+
+def test_half_a_character_is_a_character_that_is_unknown():
+    assert clean("Paris\ud800 \ud83d\ude00\udfff") == "Paris\ufffd \U0001f600\ufffd"
 
 
 def test_very_long_answers(judge):

@@ -522,6 +522,7 @@ def test_the_harness_cache_never_gives_samples(
          {"temperature": 0.6, "top_k": 20, "top_p": 0.9}, (1.0, 0, 1.0)),
         ({"top_p": 0.7}, {"top_k": 64, "top_p": 0.95}, (1.0, 64, 0.7)),
         ({"temperature": 1.0, "top_p": 1.0}, {"top_k": 64, "top_p": 0.95}, (1.0, 0, 1.0)),
+        ({"top_p": "0.7", "top_k": "20", "temperature": "2"}, {}, (2.0, 20, 0.7)),
     ],
 )  # fmt: skip
 def test_where_the_settings_come_from(
@@ -551,7 +552,15 @@ def test_where_the_settings_come_from(
 
 
 def test_bad_settings_are_named(tiny_model: Callable[[str], Any], contexts: list[str]) -> None:
-    for bad in ({"temperature": -1.0}, {"top_p": 1.5}, {"top_k": -3}):
+    bads: tuple[dict[str, Any], ...] = (
+        {"temperature": -1.0},
+        {"temperature": "hot"},
+        {"top_p": 1.5},
+        {"top_k": -3},
+        {"top_k": "many"},
+        {"top_k": 5.5},
+    )
+    for bad in bads:
         with pytest.raises(ValueError, match=f"{next(iter(bad))}="):
             answers(lm_of(tiny_model("gpt2")), requests_for(contexts[:1], {**FLAT, **bad}))
 

@@ -144,6 +144,10 @@ def test_any_answer_fits_into_the_frame(answer):
     assert Frame("<", ">").around(answer_text(answer)) == f"<{' '.join(answer.split())}>"
 
 
+def test_an_answer_is_in_whole_characters():
+    assert answer_text(" Os\ud800lo ") == "Os\ufffdlo"
+
+
 # --- requests ------------------------------------------------------------------------------------
 
 

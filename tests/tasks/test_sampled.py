@@ -12,7 +12,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import sanitize_list
 from sklearn.metrics import roc_auc_score
 
-from lm_eval_semsoft.judges import JudgeError, encoder
+from lm_eval_semsoft.judges import DEFAULT, JudgeError, encoder
 from lm_eval_semsoft.judges.exact import Exact
 from lm_eval_semsoft.judges.f1 import F1
 from lm_eval_semsoft.models.generated import GeneratedText
@@ -107,6 +107,7 @@ def test_no_gold_is_left_out_and_counted():
     own = measured(found, unknown)
     assert own["no_gold"] == 1
     assert math.isnan(own["accuracy"])
+    assert measured(found, Question("Who?", ("...",)))["no_gold"] == 1  # says nothing
     known = [measured(outcome(), doc_id="d1"), own]
     assert METRICS["accuracy"].aggregation([p["accuracy"] for p in known]) == 1
     assert METRICS["ece"].aggregation([p["ece"] for p in known]) == pytest.approx(0.5)
@@ -190,7 +191,7 @@ def test_chat_models_are_told_what_to_do_and_may_write_lines(embedded, load_task
     assert "Answer:" not in prompt
 
 
-@pytest.mark.parametrize("change", [{"temperature": 0.0}, {"do_sample": False}])
+@pytest.mark.parametrize("change", [{"temperature": 0.0}, {"temperature": "hot"}, {"do_sample": False}])
 def test_sampling_cannot_be_turned_off(embedded, load_task, change):
     task = load_task("triviaqa_se", judge="exact", n_questions=2)
     task.set_config("generation_kwargs", change, update=True)
@@ -273,6 +274,14 @@ def test_the_group_has_four_tasks_and_counts_unknown_answers(run):
     assert set(TASKS) <= set(out["results"])
     assert out["results"]["ms_marco_se"]["no_gold,n10"] > 0
     assert out["results"]["hotpotqa_se"]["no_gold,n10"] == 0
+
+
+def test_half_a_character_loses_neither_run_nor_samples(run):
+    out = run(Parrot(["Paris\ud800", "\udfff", "Lyon"]), metadata={"judge": DEFAULT})
+    for row in out["samples"]["triviaqa_se"]:
+        told = sanitize_list([row["resps"], row["filtered_resps"]])
+        json.dumps(told, ensure_ascii=False).encode()  # as the harness writes them
+    assert row["resps"][0][0] == "Paris\ufffd"
 
 
 def test_predict_only(run):

@@ -316,6 +316,13 @@ def test_samples_are_logged_as_json():
     }  # fmt: skip
 
 
+def test_half_a_character_can_be_logged(run):
+    out = run(Scripted(["Answer: Os\ud800lo, Confidence: 9"] * 6), "triviaqa_verbal10")
+    for row in out["samples"]["triviaqa_verbal10"]:
+        told = sanitize_list([row["resps"], row["filtered_resps"]])
+        json.dumps(told, ensure_ascii=False).encode()
+
+
 def test_tokens_are_counted(run):
     class Text(str):
         n_tokens = 7
