@@ -191,7 +191,9 @@ def test_chat_models_are_told_what_to_do_and_may_write_lines(embedded, load_task
     assert "Answer:" not in prompt
 
 
-@pytest.mark.parametrize("change", [{"temperature": 0.0}, {"temperature": "hot"}, {"do_sample": False}])
+@pytest.mark.parametrize(
+    "change", [{"temperature": 0.0}, {"temperature": "hot"}, {"do_sample": False}]
+)
 def test_sampling_cannot_be_turned_off(embedded, load_task, change):
     task = load_task("triviaqa_se", judge="exact", n_questions=2)
     task.set_config("generation_kwargs", change, update=True)
