@@ -135,7 +135,7 @@ def report(
             fail(f"Cannot write to {error.filename or output}: {error.strerror or error}.")
     if as_json:
         print_json(pages.numbers(page))
-    more = f" {len(figures)} figures in {png}." if figures else ""
+    more = f" {len(figures)} files of figures in {png}." if figures else ""
     typer.echo(f"Written: {output}.{more}", err=True)
 
 

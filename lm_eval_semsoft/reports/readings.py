@@ -283,7 +283,10 @@ def readings_of(
 
 
 def nothing_in(folder: str | Path) -> ValueError:
-    return ValueError(f"{folder} holds no readouts of any task yet.")
+    return ValueError(
+        f"{folder} holds no readouts of any task yet (generated answers have none: give "
+        "`semsoft report` what `lm_eval --log_samples --output_path DIR` wrote)."
+    )
 
 
 def _conditional(documents: Sequence[StoredDocument]) -> list[StoredDocument]:

@@ -145,8 +145,14 @@ class SampledTask(InstructedTask):
             pairs.setdefault(instance.doc_id, []).append(instance)
         asked = [sorted(own, key=lambda instance: instance.idx) for own in pairs.values()]
         questions = [question_of(sampled) for sampled, _ in asked]
-        names = (self.judge.name, self.reference_judge.name)
-        logger.info("%s: meanings by the judge %s, right and wrong by %s", self.config.task, *names)
+        opts = self.options
+        told = (opts.n_samples, self.judge.name, opts.cluster, opts.confidence)
+        logger.info(
+            "%s: %d samples, meanings by the judge %s, cluster %s, confidence %s; right and wrong "
+            "by %s",
+            *(self.config.task, *told, self.reference_judge.name),
+        )
+        self._warn_of_copies([[str(text) for text in sampled.resps] for sampled, _ in asked])
         outcomes = judge_all(
             self.judge,
             self.reference_judge,
@@ -160,6 +166,17 @@ class SampledTask(InstructedTask):
                 sampled.filtered_resps[f"n{k}"] = samples
                 greedy.filtered_resps[f"n{k}"] = outcome.greedy
         return list(self.instances)
+
+    def _warn_of_copies(self, samples: Sequence[Sequence[str]]) -> None:
+        """API models send the same seed with every request; a server that minds it samples once."""
+        if len(samples) > 1 and self.options.n_samples > 1 and all(len({*s}) == 1 for s in samples):
+            logger.warning(
+                "%s: all %d samples of a question are the same text, for every question, so each "
+                "confidence is 1. An API model of the harness sends one seed with all requests; "
+                "--gen_kwargs '{\"seed\": null}' sends none.",
+                self.config.task,
+                self.options.n_samples,
+            )
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
         """Payloads of one document for one N: all metrics, or `OF_SUBSETS` for a smaller one."""

@@ -286,6 +286,12 @@ def test_half_a_character_loses_neither_run_nor_samples(run):
     assert row["resps"][0][0] == "Paris\ufffd"
 
 
+@pytest.mark.parametrize(("script", "copies"), [(["so"], True), (["so", "or so"], False)])
+def test_a_model_that_says_the_same_every_time_is_told(run, caplog, script, copies):
+    run(Parrot(script), metadata={"n_questions": 2})
+    assert ("same text, for every question" in caplog.text) == copies
+
+
 def test_predict_only(run):
     out = run(Parrot(["so"]), predict_only=True, log_samples=True)
     assert out["results"]["triviaqa_se"]["bypass,n10"] == 999
