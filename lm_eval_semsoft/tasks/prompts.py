@@ -7,11 +7,15 @@ questions, and tells an instruct model what to do in the system message. In the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.utils import hash_string
+
+import lm_eval_semsoft
 
 
 class InstructedTask(ConfigurableTask):
@@ -26,6 +30,23 @@ class InstructedTask(ConfigurableTask):
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         # The harness hands over the whole YAML, and its own class knows no "class".
         super().__init__(config={k: v for k, v in (config or {}).items() if k != "class"})
+
+    def build_all_requests(
+        self, *, cache_requests: bool = False, tokenizer_name: str = "", **kwargs: Any
+    ) -> None:
+        """The requests of all documents, as the harness builds them.
+
+        With ``--cache_requests`` it would serve those of other options, data or ``--gen_kwargs``,
+        since it names them by task, shots and tokenizer alone: so all of these go into that name.
+        """
+        if cache_requests:
+            config, docs = self.config, list(self.eval_docs)
+            asked = [lm_eval_semsoft.__version__, config.metadata, config.generation_kwargs, docs]
+            asked_for = hash_string(json.dumps(asked, default=repr, sort_keys=True))
+            tokenizer_name = f"{tokenizer_name}-{asked_for[:16]}"
+        super().build_all_requests(
+            cache_requests=cache_requests, tokenizer_name=tokenizer_name, **kwargs
+        )
 
     def fewshot_context(
         self,
