@@ -7,6 +7,7 @@ questions, and tells an instruct model what to do in the system message. In the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,9 @@ from typing import Any, ClassVar
 
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.utils import hash_string
 
+import lm_eval_semsoft
 from lm_eval_semsoft.engine import checkpoint
 from lm_eval_semsoft.engine.checkpoint import PromptTemplate
 
@@ -97,6 +100,23 @@ class InstructedTask(ConfigurableTask):
         if self.recorded is not None and self.recorded.template.form == self.form:
             # None is 0, unless --num_fewshot says otherwise; 0 in a YAML cannot be overridden.
             config["num_fewshot"] = self.recorded.template.num_fewshot or None
+
+    def build_all_requests(
+        self, *, cache_requests: bool = False, tokenizer_name: str = "", **kwargs: Any
+    ) -> None:
+        """The requests of all documents, as the harness builds them.
+
+        With ``--cache_requests`` it would serve those of other options, data or ``--gen_kwargs``,
+        since it names them by task, shots and tokenizer alone: so all of these go into that name.
+        """
+        if cache_requests:
+            config, docs = self.config, list(self.eval_docs)
+            asked = [lm_eval_semsoft.__version__, config.metadata, config.generation_kwargs, docs]
+            asked_for = hash_string(json.dumps(asked, default=repr, sort_keys=True))
+            tokenizer_name = f"{tokenizer_name}-{asked_for[:16]}"
+        super().build_all_requests(
+            cache_requests=cache_requests, tokenizer_name=tokenizer_name, **kwargs
+        )
 
     def fewshot_context(
         self,

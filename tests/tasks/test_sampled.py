@@ -183,6 +183,25 @@ def test_what_is_asked(embedded, load_task):
     assert samples.args[0].endswith("Answer:")
 
 
+@pytest.mark.parametrize(
+    "other", [{"n_samples": 4}, {"question_seed": 5}, {"gen_kwargs": {"temperature": 0.5}}]
+)
+def test_cached_requests_are_those_of_the_same_options(
+    embedded, load_task, monkeypatch, tmp_path, other
+):
+    def requests(cached=True, gen_kwargs=None, **options):
+        task = load_task("triviaqa_se", judge="exact", n_questions=3, **options)
+        task.set_config("generation_kwargs", gen_kwargs or {}, update=True)
+        task.build_all_requests(cache_requests=cached)
+        return [(i.args, i.repeats, i.doc_id) for i in task.instances]
+
+    monkeypatch.setattr("lm_eval.caching.cache.PATH", str(tmp_path))
+    first = requests()
+    assert requests() == first
+    assert len(list(tmp_path.iterdir())) == 1
+    assert requests(**other) == requests(cached=False, **other) != first
+
+
 def test_chat_models_are_told_what_to_do_and_may_write_lines(embedded, load_task, prompts):
     task = load_task("triviaqa_se", judge="exact", n_questions=2)
     prompt, asked = prompts(task, num_fewshot=0, chat=True)[0]
