@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Sequence
 
-from lm_eval_semsoft.judges import DEFAULT, SAME, Judge, resolve
+from lm_eval_semsoft.judges import SAME, Judge, resolve
 from lm_eval_semsoft.judges.text import has_content, squad
 from lm_eval_semsoft.models import demo
 
@@ -27,10 +27,11 @@ def reference_of(judge: str, reference_judge: str | None) -> str:
 
     Args:
         judge: of meanings.
-        reference_judge: None = `REFERENCE`, unless another judge of meanings than the default was
-            asked for: then that.
+        reference_judge: None = `REFERENCE`, unless a judge of meanings without the packaged encoder
+            was asked for: then that.
     """
-    return reference_judge or (REFERENCE if judge == DEFAULT else judge)
+    with_encoder = judge.removeprefix("rules+").partition("@")[0] in ("encoder", "encoder:minilm")
+    return reference_judge or (REFERENCE if with_encoder else judge)
 
 
 def judge_named(name: str) -> Judge:

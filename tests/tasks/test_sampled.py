@@ -332,6 +332,8 @@ def test_the_module_lists_its_options():
     ("judge", "reference_judge", "expected"),
     [
         ("rules+encoder", None, right.REFERENCE),
+        ("encoder:minilm@0.35", None, right.REFERENCE),
+        ("encoder:some/model@0.8", None, "encoder:some/model@0.8"),
         ("rules", None, "rules"),
         ("rules", "exact", "exact"),
         ("rules+encoder", "f1:0.5", "f1:0.5"),
