@@ -1,21 +1,21 @@
-"""The world of benchmarks/csr_toy.py: questions with honest uncertainty, and a model that read them.
+"""The world of benchmarks/csr_toy.py: honest uncertainty, and a model that read about it.
 
-A question has three words: of what, of whom, and according to which source: ``harbour bram archive``.
-An answer is one of 24 names, bare or dressed up (``oak``, ``oak town``). Everybody has one
-answer to every relation and entity, and 7 answers that others take for it; the source decides how
-the right answer is drawn from these 8:
+A question has three words, of what, of whom, and according to which source: ``harbour bram
+archive``. An answer is one of 24 names, bare or dressed up (``oak``, ``oak town``). A relation and
+an entity have one answer, and 7 others are taken for it; the source decides how the right answer is
+drawn from these 8, anew for every row of data:
 
-| kind | sources | the right answer | what the corpus says |
+| kind | sources | the right answer | what the corpus tells |
 |---|---|---|---|
-| known | archive, ledger | always the first | the first, a bit more often than not |
-| myth | poem, ballad | always the first | more often the second than the first |
-| rumour | rumour, whisper | the first of 4, at .34; .22 each | the same |
-| legend | legend, saga | the first of 8, at .23; .11 each | the same |
+| known | archive, ledger | always the first | the first at .55, 3 others at .15 each |
+| myth | poem, ballad | always the first | the first at .3, the second at .4, 2 others at .15 each |
+| rumour | rumour, whisper | the first at .34, 3 others at .22 each | the same |
+| legend | legend, saga | the first at .23, 7 others at .11 each | the same |
 
-So a policy can learn to answer ``known`` and ``myth`` always right, and the other two at best at .34
-and .23: there, sure of one answer means wrong more often than not. The corpus is about all
-relations, training with rewards only about 8 of 12: the others are the held-out types. What has to
-carry over is what a source is worth, not an answer.
+So a policy can learn to answer ``known`` and ``myth`` always right, and the other two at best at
+.34 and .23: whoever is sure there is mostly wrong. The corpus is about all relations, training with
+rewards only about 8 of 12; the others are the held-out types. What has to carry over is what a
+source is worth, not an answer.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ from numpy.typing import NDArray
 
 from lm_eval_semsoft.judges import Judge
 from lm_eval_semsoft.judges.base import Pair
+from lm_eval_semsoft.judges.text import words
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-SEEN = tuple("harbour museum river bridge garden castle market tower".split())
-HELD_OUT = tuple("lake temple forest island".split())
+SEEN = tuple(words("harbour museum river bridge garden castle market tower"))
+HELD_OUT = tuple(words("lake temple forest island"))
 RELATIONS = SEEN + HELD_OUT
-ENTITIES = tuple("bram celia doro edda finn gala hugo ines jory kara lior mina".split())
+ENTITIES = tuple(words("bram celia doro edda finn gala hugo ines jory kara lior mina"))
 ANSWERS = tuple(
-    "oak elm ash fir yew bay fig plum pear lime rose iris mint sage rue dill fern moss reed hop "
-    "flax rye oat hay".split()
+    words(
+        "oak elm ash fir yew bay fig plum pear lime rose iris mint sage rue dill fern moss reed "
+        "hop flax rye oat hay"
+    )
 )
 DRESSED = 0.3  # share of answers with `town` behind them
 END = "<end>"
@@ -160,10 +163,9 @@ def make_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     sources = [source for kind in KINDS.values() for source in kind.sources]
-    words = ["<pad>", END, "town", *sources, *RELATIONS, *ENTITIES, *ANSWERS]
-    words = list(dict.fromkeys(words))
+    known = list(dict.fromkeys(["<pad>", END, "town", *sources, *RELATIONS, *ENTITIES, *ANSWERS]))
     tokenizer = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>")
+        models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="<pad>")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -245,9 +247,9 @@ def sample(
     endings = torch.cat([_next(model, ids, 1, generator)[:, 0] for ids in so_far.split(4096)])
     endings[names == tokenizer.eos_token_id] = tokenizer.eos_token_id
     model.train(was_training)
-    words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    word = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     texts = [
-        " ".join(words[i] for i in pair if i != tokenizer.eos_token_id)
+        " ".join(word[i] for i in pair if i != tokenizer.eos_token_id)
         for pair in zip(names.tolist(), endings.tolist(), strict=True)
     ]
     return [texts[i : i + n] for i in range(0, len(texts), n)]
