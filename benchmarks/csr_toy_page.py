@@ -235,7 +235,7 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def draw_reliability(outcomes: Sequence[Outcome], path: Path, split: str = SPLITS[1]) -> None:
-    """RLVR beside CSR, answers of all seeds together."""
+    """RLVR beside CSR, answers of all seeds together; bars from the lowest to the highest seed."""
     from lm_eval_semsoft.reports import figures
 
     panels = []
@@ -244,6 +244,8 @@ def draw_reliability(outcomes: Sequence[Outcome], path: Path, split: str = SPLIT
         count, right, confidence = np.sum([o.bins[split] for o in own], axis=0)
         with np.errstate(invalid="ignore"):
             accuracy, mean = right / count, confidence / count
+        with np.errstate(invalid="ignore"):
+            of_seeds = np.array([np.divide(*np.array(o.bins[split])[[1, 0]]) for o in own])
         ece = np.mean([o.measures[split]["ece"] for o in own])
         panels.append(
             figures.Reliability(
@@ -252,6 +254,8 @@ def draw_reliability(outcomes: Sequence[Outcome], path: Path, split: str = SPLIT
                 count.astype(np.int64),
                 mean,
                 accuracy,
+                low=of_seeds.min(0),  # NaN where a seed has no such answers
+                high=of_seeds.max(0),
                 note=f"ECE {ece:.3f}",
             )
         )

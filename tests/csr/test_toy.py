@@ -109,7 +109,7 @@ def test_verdicts_judge_what_the_claims_say():
 
 @pytest.mark.parametrize(
     ("variant", "judge", "weights"),
-    [("csr", "oracle", (1, 0)), ("csr_f1", "f1:0.5", (1, 0)), ("constant", "oracle", (1, 1.5)),
+    [("csr", "oracle", (1, 0)), ("csr_f1", "f1:0.5", (1, 0)), ("constant", "oracle", (1, 1.25)),
      ("calibration", "oracle", (0, 1))],
 )  # fmt: skip
 def test_rewards_of_the_variants_before_the_first_step(variant, judge, weights):
