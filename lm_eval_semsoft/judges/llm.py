@@ -15,7 +15,7 @@ import numpy as np
 from lm_eval_semsoft.engine.forward import Engine
 from lm_eval_semsoft.engine.plan import Prompt
 
-from .base import Judge, Pair
+from .base import Judge, JudgeError, Pair
 from .loading import load
 
 _TASK = "Do the two answers to the question mean the same? Reply yes or no."
@@ -52,8 +52,12 @@ class LLM(Judge):
         batch_size: int = 32,
     ) -> None:
         super().__init__(f"llm:{model}")
+        try:
+            path = locate(model)
+        except ValueError as error:  # it speaks of an argument of its own
+            raise JudgeError(f"judge={self.name!r}: the model is not known ({error})") from error
         self._tokenizer, loaded, where = load(
-            self.name, locate(model), "AutoModelForCausalLM", "auto", device
+            self.name, path, "AutoModelForCausalLM", "auto", device
         )
         if where == "cpu":
             loaded = loaded.float()  # CPUs without bf16 instructions emulate them, slowly

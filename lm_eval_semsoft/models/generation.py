@@ -182,7 +182,8 @@ def way_of(lm: HFLM, gen_kwargs: Mapping[str, Any]) -> Way | None:
         if gen_kwargs.get("temperature") == 0:  # contradicts do_sample; stock says so
             return None
         sampling = Sampling(**{k: v for k, (v, _) in _settings(lm.model, gen_kwargs).items()})
-    eos = lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
+    end = lm.eot_token_id  # not every tokenizer has one
+    eos = None if end is None else lm.tok_decode(end, skip_special_tokens=False)
     until = handle_stop_sequences(wanted["until"], eos=eos)
     return Way(tuple(s for s in until if s), wanted["max_gen_toks"], sampling)
 

@@ -134,6 +134,11 @@ def read(path: str | Path, task: str | None = None) -> list[Run]:
         raise FileNotFoundError(f"{path}: there is no such file or directory.")
     files = _in_folder(path) if path.is_dir() else _of_file(path)
     ours = [file for file in files if _is_ours(file)]
+    if not ours and (empty := [file for file in files if not file.stat().st_size]):
+        raise ValueError(
+            f"{empty[0]} is empty: the harness could not write the samples, and its log says why "
+            "(a full disk, perhaps); run the evaluation again."
+        )
     if not ours:
         others = sorted({match["task"] for file in files if (match := _FILE.fullmatch(file.name))})
         raise ValueError(

@@ -17,6 +17,7 @@ from lm_eval.api.instance import Instance
 from lm_eval_semsoft.judges import DEFAULT
 from lm_eval_semsoft.judges.text import has_content
 from lm_eval_semsoft.tasks import confidence_metrics, metrics, questions
+from lm_eval_semsoft.tasks.data import warn_of_typos
 from lm_eval_semsoft.tasks.listing import Metric, list_metrics
 from lm_eval_semsoft.tasks.logged import Logged, make_writable
 from lm_eval_semsoft.tasks.metrics import DocValue, Payload
@@ -30,6 +31,8 @@ METRICS = {
     "no_gold": Metric(metrics.mean, None, None),
     "published_data": Metric(metrics.mean, None, None),
 }
+
+OPTIONS = ("judge", "reference_judge")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class BaselineTask(InstructedTask):
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         config = dict(config or {})
         options = config.get("metadata") or {}
+        warn_of_typos(str(config.get("task")), options.keys() - {*OPTIONS}, OPTIONS)
         judge = reference_of(options.get("judge", DEFAULT), options.get("reference_judge"))
         self.judge = judge_named(judge)
         config["fewshot_config"] = {

@@ -27,6 +27,7 @@ from lm_eval_semsoft.core.errors import check_choice
 from lm_eval_semsoft.judges import DEFAULT, Judge
 from lm_eval_semsoft.judges.text import clean, has_content
 from lm_eval_semsoft.tasks import confidence_metrics, metrics
+from lm_eval_semsoft.tasks.data import warn_of_typos
 from lm_eval_semsoft.tasks.listing import Metric, list_metrics
 from lm_eval_semsoft.tasks.logged import Logged, make_writable
 from lm_eval_semsoft.tasks.metrics import DocRecord, DocValue, Payload
@@ -85,6 +86,7 @@ class SampledTask(InstructedTask):
         config = dict(config or {})
         given = config.get("metadata") or {}
         self.options = Options(**{k: v for k, v in given.items() if k in OPTIONS})
+        warn_of_typos(str(config.get("task")), given.keys() - {*OPTIONS}, OPTIONS)
         # Before the data, and long before the answers: a missing judge is told now.
         self.judge = judge_named(self.options.judge)
         reference = reference_of(self.options.judge, self.options.reference_judge)

@@ -126,6 +126,14 @@ def test_llm_asks_where_the_model_is(tiny_model_path):
     assert judge.name == "llm:demo:tiny"
 
 
+def test_a_model_that_is_not_known_there_is_a_judge_that_cannot_be_had():
+    def locate(name):
+        raise ValueError("pretrained='demo:tinny' is not known: use demo:tiny.")
+
+    with pytest.raises(JudgeError, match=r"judge='llm:demo:tinny'.*use demo:tiny"):
+        resolve("llm:demo:tinny", locate=locate)
+
+
 def test_batches_of_similar_lengths():
     seen = []
     batches([5, 1, 9, 2, 30], seen.append, most_tokens=10)

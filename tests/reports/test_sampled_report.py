@@ -592,6 +592,13 @@ def test_bytes_that_are_no_text(tmp_path, rows):
         samples.read(path)
 
 
+def test_an_empty_file_is_named(tmp_path, rows):
+    path = write(tmp_path, rows[:2])
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="is empty: the harness could not write the samples"):
+        samples.read(path)
+
+
 def test_a_filter_with_fewer_questions(tmp_path, rows):
     path = write(tmp_path, rows[:4])
     lines = path.read_text().splitlines(keepends=True)

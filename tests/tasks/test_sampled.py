@@ -220,6 +220,16 @@ def test_sampling_cannot_be_turned_off(embedded, load_task, change):
         task.build_all_requests()
 
 
+def test_options_that_are_nearly_known_are_warned_of(embedded, load_task, caplog):
+    load_task("triviaqa_se", n_sample=3, judge="exact")
+    load_task("triviaqa_verbal", jugde="exact", reference_judge="exact")
+    load_task("triviaqa_verbal", judge="exact", reference_judge="exact", n_samples=3)
+    told = [r.getMessage() for r in caplog.records if "is ignored" in r.getMessage()]
+    assert len(told) == 2
+    assert "triviaqa_se: the option 'n_sample' is ignored; is 'n_samples' meant?" in told
+    assert "triviaqa_verbal: the option 'jugde' is ignored; is 'judge' meant?" in told
+
+
 def test_a_missing_judge_is_told_before_anything_is_sampled(embedded, load_task, monkeypatch):
     monkeypatch.setattr(encoder, "packaged_encoder", lambda: None)
     right._judge.cache_clear()
