@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -73,6 +74,10 @@ def run(command: str, tiny_model_path: str, cwd: Path) -> None:
     words = shlex.split(command)
     if words[0] == "python" and words[1].startswith("benchmarks/"):
         words = [words[0], str(ROOT / words[1]), "--help"]  # it runs for minutes
+    elif words[:2] == ["semsoft", "train"]:
+        words[words.index("--model") + 1] = tiny_model_path
+        rows = ({"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(12))
+        (cwd / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif "--model" in words or "explain" in words:
         words = on_tiny_model(words, tiny_model_path)
     programs = Path(sys.executable).parent
