@@ -178,8 +178,8 @@ def page(outcomes: Sequence[Outcome], settings: str, minutes: float) -> Iterator
         yield f"| {split} types | " + " | ".join(SHOWN.values()) + " |"
         yield "|---|" + "---|" * len(SHOWN)
         for variant in _variants(outcomes):
-            own = [o.measures[split] for o in outcomes if o.variant == variant]
-            cells = [_mean([o[name] for o in own]) for name in SHOWN]
+            found = [o.measures[split] for o in outcomes if o.variant == variant]
+            cells = [_mean([measures[name] for measures in found]) for name in SHOWN]
             yield f"| {VARIANTS[variant]} | " + " | ".join(cells) + " |"
         yield ""
     yield "### Each seed"
