@@ -179,7 +179,7 @@ def page(outcomes: Sequence[Outcome], settings: str, minutes: float) -> Iterator
         yield "|---|" + "---|" * len(SHOWN)
         for variant in _variants(outcomes):
             found = [o.measures[split] for o in outcomes if o.variant == variant]
-            cells = [_mean([o[name] for o in found]) for name in SHOWN]
+            cells = [_mean([measures[name] for measures in found]) for name in SHOWN]
             yield f"| {VARIANTS[variant]} | " + " | ".join(cells) + " |"
         yield ""
     yield "### Each seed"

@@ -45,7 +45,7 @@ ANSWERS = tuple(
         "hop flax rye oat hay"
     )
 )
-DRESSED = 0.3  # share of answers with `town` behind them
+DRESSED = 0.2  # share of answers with `town` behind them
 END = "<end>"
 SHAPE = {"layers": 2, "width": 64, "heads": 4}
 ANSWER_TOKENS = 2  # "oak <end>" or "oak town"
