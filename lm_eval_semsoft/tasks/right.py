@@ -30,7 +30,8 @@ def reference_of(judge: str, reference_judge: str | None) -> str:
         reference_judge: None = `REFERENCE`, unless a judge of meanings without the packaged encoder
             was asked for: then that.
     """
-    with_encoder = judge.removeprefix("rules+").partition("@")[0] in ("encoder", "encoder:minilm")
+    kind = str(judge).removeprefix("rules+").partition("@")[0]  # what is no name is refused later
+    with_encoder = kind in ("encoder", "encoder:minilm")
     return reference_judge or (REFERENCE if with_encoder else judge)
 
 
