@@ -52,7 +52,7 @@ class Settings:
         looks: evaluations while training.
     """
 
-    corpus_steps: int = 800
+    corpus_steps: int = 1600
     steps: int = 300
     groups: int = 16
     num_generations: int = 16
